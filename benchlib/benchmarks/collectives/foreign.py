@@ -96,7 +96,7 @@ def _footer(test: str, rows: list[dict[str, Any]]) -> Iterator[Claim]:
     average, failure = AVERAGE.search(test), FAILURE.search(test)
     rates = [row["busbw_gbytes_per_s"] for row in rows if row["busbw_gbytes_per_s"] is not None]
     # Of a part of the rows no average follows.
-    whole = average and len({row["size_bytes"] for row in rows}) == _sizes(test)
+    whole = average and rates and len({row["size_bytes"] for row in rows}) == _sizes(test)
     if average and whole and all(map(math.isfinite, [float(average[1]), *rates])):
         mean = Average(name="busbw of all rows", stated=float(average[1]), values=rates, unit="GB/s")
         yield Claim(subject="footer", averages=[mean])
@@ -133,12 +133,14 @@ def _of_csv(path: Path, text: str) -> Iterator[Claim]:
     header, *lines = csv.reader(text.splitlines(), skipinitialspace=True)
     heads = [head.strip().lower() for head in header]
     operations = {name.replace("_", ""): name for name in PROGRAM_OF}
+    if lacking := [name for name in ("size", "time", "algbw", "busbw") if name not in heads]:
+        raise UserError(f"{path}: CSV of rccl-tests without a column {', '.join(lacking)}")
     for cells in filter(None, lines):
         if not 0 <= len(cells) - len(heads) <= 1:
             raise UserError(f"{path}: a row of {len(cells)} columns under {len(heads)} headings; the file may be cut")
         row = dict(zip(heads[::-1], [cell.strip() for cell in cells[::-1]], strict=False))
         # With several devices a rank, what is counted as ranks depends on the version.
-        ranks = row.get("gpus") or (row["ranks"] if row.get("gpusperrank") == "1" else None)
+        ranks = row.get("gpus") or (row.get("ranks") if row.get("gpusperrank") == "1" else None)
         operation = operations.get(cells[0].lower(), cells[0].lower())
         numbers = _numbers(
             int(row["size"]), row["time"], row["algbw"], row["busbw"], row.get("#wrong", row.get("wrong", "N/A"))
@@ -174,10 +176,12 @@ def _rows(path: Path, test: str) -> Iterator[tuple[str, dict[str, Any]]]:
     header = HEADS.search(test)
     heads = header[1].split() if header else []
     starts = [place for place, head in enumerate(heads) if head in TIMES]
+    if starts and starts[-1] + 4 > len(heads):
+        raise UserError(f"{path}: the headings of nccl-tests end after {heads[-1]}; the file may be cut")
     for match in filter(None, map(ROW.search, test.splitlines() if starts else [])):
         cells = match[1].split()
         # Operations that reduce nothing leave that column blank.
-        if "redop" in heads and len(cells) < len(heads) and re.match(r"-?\d", cells[heads.index("redop")]):
+        if "redop" in heads and 3 < len(cells) < len(heads) and re.match(r"-?\d", cells[heads.index("redop")]):
             cells.insert(heads.index("redop"), "")
         if len(cells) < len(heads):
             raise UserError(f"{path}: a row of {len(cells)} columns under {len(heads)} headings; the file may be cut")

@@ -57,7 +57,7 @@ def _stated(text: str) -> dict[str, list[str]]:
     """Return what stands behind each name: of the summary, or of the detail log by the names of the summary."""
     stated = dict[str, list[str]]()
     for event in map(json.loads, EVENT.findall(text)):
-        key, value = event["key"], event["value"]
+        key, value = event["key"], event.get("value")
         name = KEYS.get(key, "")
         if time := TIME_KEY.match(key):
             name = f"{time[2].capitalize()} {'first token ' if time[1] else ''}latency (ns)".replace("_", " ")

@@ -14,6 +14,7 @@ from benchlib.benchmarks.seq2seq.table import table as table_of
 from benchlib.core.errors import UserError
 from benchlib.judge.foreign.readers import Reader
 from benchlib.judge.impossible.claim import (
+    Average,
     Claim,
     Collective,
     Compute,
@@ -54,6 +55,7 @@ def read(path: Path, text: str) -> list[Claim]:
         claims += [_claim(table, row, *rate) for rate in table.of("rate", row)]
         parts: dict[str, Any] = {"learning": _scores(table, row), "requests": _under_way(table, row)}
         parts |= {"latencies": list(_latencies(table, row)), "quantities": list(_impossible(table, row))}
+        parts |= {"averages": list(_averages(table, row))}
         claims += [Claim(subject=row.name, **{name: part}) for name, part in parts.items() if part]
         claims += [Claim(subject=row.name, compute=each) for each in _compute(table, row, text)]
         claims += [Claim(subject=row.name, collective=each) for each in _collectives(table, row, text)]
@@ -158,6 +160,17 @@ def _under_way(table: Table, row: Row) -> Requests | None:
     return Requests(at_once=counts[0], completed_per_s=rates, mean_latency_s=means[0])
 
 
+def _averages(table: Table, row: Row) -> Iterator[Average]:
+    """Yield the numbers of a row that is called an average, with those of all other rows."""
+    if not re.fullmatch(r"(the )?(average|avg|mean)s?\.?( of .*)?", row.name.strip(), re.I):
+        return
+    for column in table.columns:
+        values = [number for place, number in enumerate(column.numbers) if place != row.place]
+        stated = column.numbers[row.place]
+        if stated and len(values) > 1 and all(values) and len({*column.scales}) == 1 and column.kind != "speed-up":
+            yield Average(name=column.head, stated=stated, values=values, weights_known=False)
+
+
 def _impossible(table: Table, row: Row) -> Iterator[Quantity]:
     """Yield what a row states below zero, or as infinite."""
     for column in table.columns:
@@ -166,8 +179,9 @@ def _impossible(table: Table, row: Row) -> Iterator[Quantity]:
 
 
 def _one_device(table: Table, row: Row, rate: Column) -> Row | None:
-    """Return the fastest row of one device as those of this row, None if there is none with a rate."""
+    """Return the fastest row of one device as those of this row with the same work, None if there is none with a rate."""
     alike = [other for other in table.rows if (other.ranks, other.device) == (1, row.device) and row.ranks > 1]
+    alike = [other for other in alike if table.same_work(row, other)]
     best = max(alike, key=lambda other: rate.numbers[other.place], default=None)
     return best if best and rate.numbers[best.place] else None
 

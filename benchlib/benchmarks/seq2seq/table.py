@@ -58,6 +58,11 @@ KINDS = {
     "efficiency": (r"^((weak |strong )?scaling |parallel )?efficiency( %)?$", "%"),
 }
 OPEN = ("unread", "score", "flops")  # an improvement of these may be a rise or a fall
+# What makes the work of two rows another one.
+CONDITIONS = (
+    r"batch|\blen(gth)?\b|param|precision|dtype|bits|^model|engine|framework|backend|mode|setting|strategy|recipe|optimi[sz]er|"
+    r"attention|data ?set|resolution|^(gpu|device|node|machine)( type| model)?$|hardware|accelerator"
+)
 MEASURED = ("rate", "busbw", "mfu", "wall_s", "step", "latency", "flops", "efficiency", "samples_counted")
 PER_DEVICE = re.compile(r"(/|per )(gpu|device|node|chip|accelerator|rank|worker)\b")
 
@@ -74,6 +79,7 @@ class Column(NamedTuple):
     of_tokens: bool
     per_device: bool
     impossible: dict[int, float | None]  # by row: below zero, or None if it is not finite
+    cells: list[str]
 
     @property
     def point(self) -> str:
@@ -103,6 +109,17 @@ class Table(NamedTuple):
         """Return the columns of a kind with the number that a row has of each, none where it has no number."""
         columns = [column for column in self.columns if column.kind == kind and column.numbers[row.place] > 0]
         return [(column, column.scales[row.place] * column.numbers[row.place]) for column in columns]
+
+    def same_work(self, row: Row, other: Row) -> bool:
+        """Return whether no column says that two rows had other work; a batch may grow with the devices."""
+        for column in self.columns:
+            mine, its = column.cells[row.place].lower(), column.cells[other.place].lower()
+            ours, theirs = column.numbers[row.place], column.numbers[other.place]
+            grown = "batch" in column.words and ours * other.ranks == theirs * row.ranks > 0
+            told = column.kind in ("unread", "length", "batch") and re.search(CONDITIONS, column.words)
+            if told and mine != its and not grown:
+                return False
+        return True
 
     def baselines(self, row: Row) -> list[Row]:
         """Return the other rows that are marked as baseline, the nearest above first."""
@@ -173,7 +190,9 @@ def _column(head: str, words: str, kind: str, cells: list[str]) -> Column:
     words = " ".join([words, *dict.fromkeys(filter(None, units))])
     of_tokens = kind == "rate" and "tok" in words
     scales = [SECONDS.get(unit, scale) for unit in units]
-    return Column(head, kind, numbers, scales, words, whole, of_tokens, bool(PER_DEVICE.search(words)), impossible)
+    return Column(
+        head, kind, numbers, scales, words, whole, of_tokens, bool(PER_DEVICE.search(words)), impossible, cells
+    )
 
 
 def _around(text: str) -> str:

@@ -177,6 +177,7 @@ class Average(Part):
     name: str = _of("what it is", ...)
     stated: float = _of("the mean as stated", ...)
     values: list[float] = _of("all of the values", ..., min_length=1)
+    weights_known: bool = _of("it is the arithmetic mean; false: another mean, or a weighted one, may be meant", True)
     unit: str = _of("unit of the mean and the values", "")
 
 

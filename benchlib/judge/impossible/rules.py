@@ -258,7 +258,12 @@ def average_of_rows(it: Any) -> Finding:
     ends = [statistics.fmean(end) for end in zip(*map(span, it.values), strict=True)]
     by = f"the {'value of its row' if len(it.values) == 1 else f'mean of {len(it.values):,} values'} ({it.name})"
     absolute = DECIMALS * (it.unit == GB)
-    return follows(it.stated, statistics.fmean(it.values), by, it.unit, ends, PRINTED, absolute=absolute)
+    found = follows(it.stated, statistics.fmean(it.values), by, it.unit, ends, PRINTED, absolute=absolute)
+    if found.status == "FAIL" and not it.weights_known and min(it.values) <= it.stated <= max(it.values):
+        return suspicious(
+            found.reason, "only weights or another kind of mean explain it", value=it.stated, unit=it.unit
+        )
+    return found
 
 
 @rule("quantities", "possible values")

@@ -222,6 +222,14 @@ def test_loadgen_summary_is_read_by_its_lines():
         ("gpus,samples/s,MFU (%)", "1,100,41 8,700,38", "", ""),
         ("gpus,tokens/s/GPU,samples/s", "1,51200,100 8,51200,800", "", ""),
         ("gpus,samples/s,samples,time (s)", "1,10,100,-10 2,inf,100,10", "possible values", ""),
+        ("run,F1,samples/s", "1,88.1,440 2,88.5,444 average,90.3,442", "average of its rows", ""),
+        ("run,F1,samples/s", "1,88.1,440 2,88.5,444 mean,88.3,442", "", ""),
+        ("run,F1,samples/s", "1,88.1,400 2,88.5,800 mean,88.3,700", "", ""),  # weighted: suspicious
+        # Rows of other work are no scaling: one GPU in fp32, one with a batch of 1; a batch may grow with the devices.
+        ("gpus,precision,samples/s", "1,fp32,100 1,fp16,300 8,fp16,2300", "", "precision"),
+        ("gpus,precision,samples/s", "1,fp32,100 8,fp16,2300", "", "precision"),
+        ("gpus,batch size,samples/s", "1,1,100 8,256,2300", "", "batch size"),
+        ("gpus,batch size,samples/s", "1,32,100 8,256,2300", "scaling", "batch size"),
         ("gpus,samples/s", "1,-1 2,100", "", "samples/s"),  # of what was not run
         ("gpus,samples/s,latency change (ms)", "1,100,0 2,190,-12", "", "latency change (ms)"),
         ("gpus,samples/s,global batch,step time (ms)", "1,100,50,500 8,800,400,100", "rate from counts", ""),
