@@ -1,8 +1,9 @@
 """Output of nccl-tests and rccl-tests: judged, read to stand beside the series of a run, and written as nccl-tests prints it.
 
-Format: NVIDIA/nccl-tests, src/util.cu (older versions: src/common.cu). Times are us, bandwidths GB/s (1e9). What is read may have been
-collected by mpirun and srun; its columns are known by the header line. What is written has more digits than nccl-tests prints:
-a slow fabric would show as 0.00. Its times are those of single operations, and the file says so. Barriers and the kit's own algorithms have no program of nccl-tests and are left out.
+Format: NVIDIA/nccl-tests, src/util.cu (older versions: src/common.cu); ROCm/rccl-tests, src/common.cu, for its CSV. Times are us,
+bandwidths GB/s (1e9). What is read may have been collected by mpirun and srun; its columns are known by the header line. What is
+written has more digits than nccl-tests prints: a slow fabric would show as 0.00. Its times are those of single operations, and the
+file says so. Barriers and the kit's own algorithms have no program of nccl-tests and are left out.
 """
 
 import csv
