@@ -33,15 +33,16 @@ def description(samples: Sequence[float]) -> dict[str, float]:
     return ends | {f"p{percent}": percentile(samples, percent / 100) for percent in (50, 90, 95, 99)}
 
 
-def _harmonic(values: np.ndarray) -> np.ndarray:
+def _inverse(values: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):  # a rate of zero makes the whole rate zero
-        return np.asarray(1 / np.mean(1 / values, axis=-1))
+        return 1 / values
 
 
+# Each averages over the last axis.
 AVERAGES: Mapping[Average, Callable[[np.ndarray], np.ndarray]] = {
-    "median": functools.partial(np.median, axis=-1),
-    "mean": functools.partial(np.mean, axis=-1),
-    "harmonic": _harmonic,
+    "median": lambda values: np.asarray(np.median(values, axis=-1)),
+    "mean": lambda values: np.asarray(np.mean(values, axis=-1)),
+    "harmonic": lambda values: np.asarray(1 / np.mean(_inverse(values), axis=-1)),
 }
 
 
