@@ -85,7 +85,9 @@ def load(
     model_files.check(where, weights=init != "random")
     settings = _read(name, lambda: transformers.AutoConfig.from_pretrained(where, **model_files.NO_CODE))
     check_kind(name, settings)
-    tokenizer = _read(name, lambda: transformers.AutoTokenizer.from_pretrained(where, use_fast=True, **model_files.NO_CODE))
+    tokenizer = _read(
+        name, lambda: transformers.AutoTokenizer.from_pretrained(where, use_fast=True, **model_files.NO_CODE)
+    )
     check_fit(name, settings, tokenizer, max_length)
     for kind in (kind for kind, rate in dropout.items() if rate >= 0):
         present = [field for field in _DROPOUT[kind] if hasattr(settings, field)]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -126,10 +127,8 @@ def test_the_python_of_a_model_folder_never_runs_even_if_somebody_answers_yes(fo
     asset, load = LOADERS[kind]
     place = folder(asset, with_code_of_its_own)
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    try:
+    # The files of a tokenizer may do without the class.
+    refused = pytest.raises(UserError, match="is never run: give a model whose architecture transformers has")
+    with nullcontext() if kind == "tokenizer" else refused:
         load(str(place))
-    except UserError as error:
-        assert "is never run: give a model whose architecture transformers has" in str(error)
-    else:
-        assert kind == "tokenizer"  # its own files may do without the class
     assert not (place / "ran").exists()
