@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -127,8 +126,6 @@ def test_the_python_of_a_model_folder_never_runs_even_if_somebody_answers_yes(fo
     asset, load = LOADERS[kind]
     place = folder(asset, with_code_of_its_own)
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    # The files of a tokenizer may do without the class.
-    refused = pytest.raises(UserError, match="is never run: give a model whose architecture transformers has")
-    with nullcontext() if kind == "tokenizer" else refused:
+    with pytest.raises(UserError, match="is never run: give a model whose architecture transformers has"):
         load(str(place))
     assert not (place / "ran").exists()
