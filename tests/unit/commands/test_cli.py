@@ -132,3 +132,18 @@ def test_an_unexpected_error_is_one_sentence_with_a_file_and_exit_code_2(monkeyp
     (log,) = tmp_path.glob("benchlib-error-*.log")
     assert shown.exit_code == 2 and "Traceback" not in shown.output and str(log) in shown.output.replace("\n", "")
     assert "TypeError: 'NoneType' object is not callable" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("serve", "--engine", "sim", "--step-ms", "nan"), "nan is not a finite number"),
+        (("serve", "--engine", "sim", "--step-ms", "inf"), "not in the range 0<=x<=60000"),
+        (("serve", "--engine", "sim", "--drain-s", "nan"), "nan is not a finite number"),
+        (("serve", "--engine", "sim", "--slots", "99999999999"), "not in the range 1<=x<=65536"),
+        (("page", ".", "--price", "inf"), "inf is not a finite number"),
+    ],
+)
+def test_a_number_that_no_machine_can_wait_for_or_hold_is_refused(call, words, reason):
+    result = call(*words)
+    assert result.exit_code == 2 and reason in result.output
