@@ -92,7 +92,11 @@ def _check_limits(overrides: Mapping[str, Any], benchmarks: Iterable[str]) -> No
         fitting = [metric for item, metric in limited.items() if f"{item}_".startswith(f"{name}_") or metric in own]
         if not fitting:
             raise UserError(f"limits.{name}: no metric with a limit has this name: {nearest(name, limited)}")
-        if float(value) > 1 and all(metric.amount is None for metric in fitting):
+        try:
+            number = float(schema.as_share(value))  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise UserError(f"limits.{name} = {value}: expected a number, as in 0.2 or 20%") from None
+        if number > 1 and all(metric.amount is None for metric in fitting):
             raise UserError(f"limits.{name} = {value}: a share of the baseline from 0 to 1, as in 0.2 for 20%")
 
 
