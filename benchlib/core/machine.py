@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import benchlib
+from benchlib.core.checkout import code
 from benchlib.core.errors import UserError
 
 
@@ -115,6 +116,7 @@ def describe(probe: dict[str, Any] | None = None) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "versions": versions(),
+        "code": code(),
         "drivers": drivers(),
         "devices": probe or {},
     }
