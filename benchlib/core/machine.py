@@ -94,6 +94,16 @@ def versions() -> dict[str, str]:
     return installed
 
 
+def memory_bytes() -> int:
+    """Return the memory that this machine has, or that its container may take."""
+    import psutil  # here: the help of the command line imports the backends
+
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    total = int(psutil.virtual_memory().total)
+    return total if text == "max" else min(total, int(text))
+
+
 def describe(probe: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the facts about this machine that go into ``machine.json``.
 
