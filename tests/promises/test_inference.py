@@ -8,8 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
-import time
 
 import mistune
 import numpy as np
@@ -177,36 +175,43 @@ BOTH = {
 }  # fmt: skip
 
 
-def started_server():
-    command = [sys.executable, "-m", "benchlib", *SERVER]
+# Before both are measured together the second server answers 34 to 38 queries: the first one of three connections, up to 4
+# to warm up, 32 alone. The third connection's first query is the 35th to 39th, so the 40th is one of the joint measurement.
+LAST_ANSWER = 40
+DYING_SERVER = f"""
+import itertools, os, signal, sys
+from benchlib.workloads.llm import server
+
+complete, numbers = server.Server._answer, itertools.count(1)
+
+async def answer(*parts):
+    response = await complete(*parts)
+    if next(numbers) == {LAST_ANSWER}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return response
+
+server.Server._answer = answer
+sys.exit(server.main('{{"engine": "sim", "step_ms": 15, "slots": 8, "port": 0}}'))
+"""
+
+
+def started(*words):
+    """Start a server by a command of Python."""
+    command = [sys.executable, *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"BENCHLIB_TOKEN": ""})
-
-
-def kill_in_the_joint_measurement(out, server, over):
-    """Kill a server once both workers were measured alone and the measurement of both together has begun."""
-    while not over.wait(0.02):
-        texts = [path.read_text() for path in out.glob("*/*/events-rank0.jsonl")]
-        if any('"done": 2' in text for text in texts):
-            time.sleep(0.1)
-            server.kill()
-            return
 
 
 @pytest.fixture(scope="module")
 def two_nodes(program, tmp_path_factory):
-    """A run over two servers of which the second one is killed while both answer; the run and their addresses."""
-    out, over = tmp_path_factory.mktemp("nodes"), threading.Event()
-    servers = [started_server(), started_server()]
+    """A run over two servers of which the second one is killed right after its ``LAST_ANSWER``, while both answer; the run and their addresses."""
+    out = tmp_path_factory.mktemp("nodes")
+    servers = [started("-m", "benchlib", *SERVER), started("-c", DYING_SERVER)]
     urls = [server.stdout.readline().split()[-1] for server in servers]  # "sim serves on URL"
-    killer = threading.Thread(target=kill_in_the_joint_measurement, args=(out, servers[1], over))
-    killer.start()
     settings = BOTH | {"workers": ",".join(urls)}
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     try:
         program("run", "serving", "--backend", "cpu", "--out", out, *words)
     finally:
-        over.set()
-        killer.join()
         for server in servers:
             server.kill()
             server.wait()
