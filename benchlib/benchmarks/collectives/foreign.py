@@ -19,7 +19,7 @@ from benchlib.core.definitions import algbw_gbps, busbw_gbps, size_text
 from benchlib.core.errors import UserError
 from benchlib.core.text import counted
 from benchlib.judge.foreign.readers import Reader, read_claims
-from benchlib.judge.impossible.claim import Average, Claim, Collective, Quantity, Verdict
+from benchlib.judge.impossible.claim import Claim, Collective, Mean, Quantity, Verdict
 from benchlib.judge.published import device_name
 from benchlib.judge.references import vendor_peak
 from benchlib.results.record import Record
@@ -99,7 +99,7 @@ def _footer(test: str, rows: list[dict[str, Any]]) -> Iterator[Claim]:
     # Of a part of the rows no average follows.
     whole = average and rates and len({row["size_bytes"] for row in rows}) == _sizes(test)
     if average and whole and all(map(math.isfinite, [float(average[1]), *rates])):
-        mean = Average(name="busbw of all rows", stated=float(average[1]), values=rates, unit="GB/s")
+        mean = Mean(name="busbw of all rows", stated=float(average[1]), values=rates, unit="GB/s")
         yield Claim(subject="footer", averages=[mean])
     if failure or (average and average[2]):
         unmet = failure[0].strip() if failure else "average bus bandwidth of NCCL_TESTS_MIN_BW"

@@ -10,7 +10,7 @@ from typing import Any
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_bytes
 from benchlib.judge.foreign.readers import Reader
-from benchlib.judge.impossible.claim import Average, Claim, Latency, Limit, Quantity, Requests, Speed, Verdict
+from benchlib.judge.impossible.claim import Claim, Latency, Limit, Mean, Quantity, Requests, Speed, Verdict
 from benchlib.judge.impossible.findings import span
 
 TITLE, SETTINGS = "MLPerf Results Summary", "Test Parameters Used"
@@ -217,13 +217,13 @@ def _parts(lines: Mapping[str, str], times: Mapping[str, Mapping[str, Any]]) -> 
         yield Limit(name="time of a query", value_s=time, limit_s=least, at_least=True, wrong=wrong)
 
 
-def _headlines(lines: Mapping[str, str], times: Mapping[str, Mapping[str, Any]]) -> Iterator[Average]:
+def _headlines(lines: Mapping[str, str], times: Mapping[str, Mapping[str, Any]]) -> Iterator[Mean]:
     """Yield the percentiles that head a summary beside the same ones of its list."""
     for name, value in lines.items():
         if match := HEADLINE.match(name):
             listed = times["first token" if match[2] else "latency"].get("percentiles_s", {}).get(float(match[1]))
             if listed is not None:
-                yield Average(name=name.removesuffix(" (ns)"), stated=NS * float(value), values=[listed], unit="s")
+                yield Mean(name=name.removesuffix(" (ns)"), stated=NS * float(value), values=[listed], unit="s")
 
 
 READERS = {

@@ -14,12 +14,12 @@ from benchlib.benchmarks.seq2seq.table import table as table_of
 from benchlib.core.errors import UserError
 from benchlib.judge.foreign.readers import Reader
 from benchlib.judge.impossible.claim import (
-    Average,
     Claim,
     Collective,
     Compute,
     Latency,
     Learning,
+    Mean,
     Quantity,
     Requests,
     Speed,
@@ -160,7 +160,7 @@ def _under_way(table: Table, row: Row) -> Requests | None:
     return Requests(at_once=counts[0], completed_per_s=rates, mean_latency_s=means[0])
 
 
-def _averages(table: Table, row: Row) -> Iterator[Average]:
+def _averages(table: Table, row: Row) -> Iterator[Mean]:
     """Yield the numbers of a row that is called an average, with those of all other rows."""
     if not re.fullmatch(r"(the )?(average|avg|mean)s?\.?( of .*)?", row.name.strip(), re.I):
         return
@@ -168,7 +168,7 @@ def _averages(table: Table, row: Row) -> Iterator[Average]:
         values = [number for place, number in enumerate(column.numbers) if place != row.place]
         stated = column.numbers[row.place]
         if stated and len(values) > 1 and all(values) and len({*column.scales}) == 1 and column.kind != "speed-up":
-            yield Average(name=column.head, stated=stated, values=values, weights_known=False)
+            yield Mean(name=column.head, stated=stated, values=values, weights_known=False)
 
 
 def _impossible(table: Table, row: Row) -> Iterator[Quantity]:

@@ -172,7 +172,7 @@ class SpeedUp(Part):
     unit: str = _of("unit of the rates or times", "")
 
 
-class Average(Part):
+class Mean(Part):
     """A mean that is stated beside all values that it is of; of one value it is the same number, stated twice."""
 
     name: str = _of("what it is", ...)
@@ -203,7 +203,7 @@ class Claim(Part):
     verdict: Verdict | None = _of("what a program calls its own run")
     limits: list[Limit] = _of("limits that a program calls satisfied", [])
     speedups: list[SpeedUp] = _of("stated ratios of two runs", [])
-    averages: list[Average] = _of("means with the values that they are of", [])
+    averages: list[Mean] = _of("means with the values that they are of", [])
     quantities: list[Quantity] = _of("any other value that cannot be negative", [])
 
     @classmethod
