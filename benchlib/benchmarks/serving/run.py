@@ -8,10 +8,10 @@ import contextlib
 import gc
 import itertools
 import statistics
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -288,19 +288,16 @@ def _recovery(bench: Bench, pool: Pool) -> None:
     with bench.client(bench.urls) as (client, _):
         bench.measure(client, client.at_once(count), "undisturbed")
         undisturbed = client.answers
-    with bench.client(bench.urls) as (client, dispatcher):
-        tables = list[np.ndarray]()
-        sending = threading.Thread(target=lambda: tables.append(client.at_once(longer)))
+    with bench.client(bench.urls) as (client, dispatcher), ThreadPoolExecutor(1) as sender:
         began = time.monotonic()
-        sending.start()
+        sending = sender.submit(client.at_once, longer)
         time.sleep(KILLED_AT * count / rate)
         pool.kill(0)
         killed_s = time.monotonic() - began
         pool.start(0)
         pool.wait(0)
         back_s = time.monotonic() - began
-        sending.join()
-        row, record = bench.measure(client, tables[0], "recovery"), dispatcher.record(began)
+        row, record = bench.measure(client, sending.result(), "recovery"), dispatcher.record(began)
     attempts, bench.tables["inflight"] = dispatcher.attempts, record["inflight"]
     recovery: Row = {name: row[name] for name in ("queries", "failed", "repeated")}
     recovery |= {

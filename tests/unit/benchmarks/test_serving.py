@@ -1,5 +1,6 @@
 """The serving benchmark: what it states of rates that were worked out by hand, and what its checks refuse."""
 
+import contextlib
 import json
 import re
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from benchlib.benchmarks.serving import run as serving_run
 from benchlib.benchmarks.serving.run import Bench
 from benchlib.benchmarks.serving.spec import SPEC
 from benchlib.config.schema import resolve
-from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.errors import BackendUnavailable, RunBroken, UserError
 from benchlib.judge.compare import RunSet
 from benchlib.judge.cost import Machine, worth
 from benchlib.judge.numbers import judged
@@ -230,3 +231,23 @@ def test_what_the_client_needs_has_no_torch():
     for module in ("benchlib.benchmarks.serving.run", "benchlib.workloads.llm.server"):
         upstream = graph.find_upstream_modules(module) | {module}
         assert not upstream & {"torch", "transformers", "datasets"}, module
+
+
+def test_an_error_of_the_sender_ends_a_recovery_with_its_own_words():
+    """The worker comes back, and the queries that were sent meanwhile broke."""
+
+    def at_once(count):
+        if count > config().queries:  # beside a worker that is killed, as many as last until it is back
+            raise RunBroken("the engine is gone")
+
+    client = SimpleNamespace(answers={}, at_once=at_once)
+    pool = SimpleNamespace(ready_s=[1.0], kill=lambda index: None, start=lambda index: None, wait=lambda index: None)
+    bench = SimpleNamespace(
+        config=config(),
+        urls=URLS[:1],
+        rate=1e4,
+        client=lambda urls: contextlib.nullcontext((client, None)),
+        measure=lambda client, table, name: {},
+    )
+    with pytest.raises(RunBroken, match="the engine is gone"):
+        serving_run._recovery(bench, pool)
