@@ -125,6 +125,12 @@ def test_list_names_everything(call):
     assert f"at most {duration(budget_s(read_params('tiers', 'quick')))}" in " ".join(output.split())
 
 
+def test_the_budget_of_a_tier_counts_the_default_of_what_it_sets_none_for():
+    """60 s of a config, 120 s of a section; what is no part of the tier does not count."""
+    assert budget_s({"squad": None, "machine": {"budget_s": 120}}) == 180
+    assert budget_s({"all": {"budget_s": 30}, "squad": {"epochs": 2}, "machine": {"budget_s": 120}}) == 150
+
+
 def test_an_unexpected_error_is_one_sentence_with_a_file_and_exit_code_2(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("benchlib.commands.judge.judged", None)
