@@ -3,13 +3,18 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 from make_run import make_run
+from make_smoke import unpack
 
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.cli import main
 from benchlib.commands.run import KERNEL_DIED
-from benchlib.judge.verdict import final, mark_notebook_error
+from benchlib.judge.verdict import final, judge, mark_notebook_error
 from benchlib.launch.launch import blame_notebook
 from benchlib.results.record import load
 from benchlib.results.run import Run
+from benchlib.spec.tables import ColumnFault
 
 FACTS = {"checksums": [["aa", "aa"]], "checksums_equal": True}
 
@@ -46,3 +51,21 @@ def test_a_kernel_that_died_breaks_the_run_although_its_ranks_were_stopped(tmp_p
     assert Run(path).status["outcome"] == "failed", "one word in every file"
     assert (verdict.verdict, verdict.sentence, verdict.exit_code()) == ("BROKEN", "The notebook's kernel died", 2)
     assert load(path).model_copy(update={"verdict": verdict}).word == "BROKEN"
+
+
+def test_a_mistake_in_a_column_is_a_fault_of_the_kit_with_its_traceback(tmp_path, monkeypatch):
+    """The machine is not blamed for it: no verdict is stored."""
+    folder, spec = tmp_path / "machine-cpu-101500-abcdef", BENCHMARKS["machine"].spec
+    column = next(table for table in spec.tables if table.name == "allreduce")["algbw_gbps"].col
+    unpack("machine", folder)
+    monkeypatch.setitem(column.__dict__, "of", lambda size, times: times.mean() / size)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ColumnFault, match="the column algbw_gbps of allreduce cannot be computed of"):
+        judge(folder)
+    assert not (folder / "verdict.json").exists()
+    for verb in ("judge", "report"):
+        answer = CliRunner().invoke(main, [verb, str(folder)])
+        assert answer.exit_code == 2 and "a fault of benchlib itself (ColumnFault: the column" in answer.output
+        (log,) = tmp_path.glob("benchlib-error-*.log")
+        assert "times.mean() / size" in log.read_text() and "AttributeError: 'list' object" in log.read_text()
+        log.unlink()
