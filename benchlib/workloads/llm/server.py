@@ -393,7 +393,7 @@ class Pool:
         while not announce.exists():
             code, took_s = self.processes[index].poll(), time.monotonic() - self._began[index]
             if code is not None or took_s > self.start_s:
-                words = self._file(index, "log").read_text(errors="replace").strip()[-LAST:] or "no output"
+                words = self._file(index, "log").read_text("utf-8", "replace").strip()[-LAST:] or "no output"
                 if code == EXIT_SKIPPED:
                     raise BackendUnavailable(words)
                 how = f"was not ready within {self.start_s:g} s" if code is None else f"ended with exit code {code}"
