@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from benchlib.core.machine import cpu_model, usable_cores
-from benchlib.core.stats import median_interval
+from benchlib.core.stats import average_interval
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ def interleaved(cases: Sequence[T], rounds: int) -> Iterator[T]:
 
 def spread(values: Sequence[float], form: str = ".2f") -> str:
     """Median and 95% interval; of fewer than five values their range."""
-    low, high = median_interval(values) if len(values) > 4 else (min(values), max(values))
+    low, high = average_interval(values) if len(values) > 4 else (min(values), max(values))
     return f"{statistics.median(values):{form}} ({low:{form}} to {high:{form}}, n = {len(values)})"
 
 

@@ -5,12 +5,20 @@ Samples are in the order in which they were taken. Neighbours that resemble each
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+# How several samples make one number. Rates of equal work average harmonically, which is all work over all time: T. Hoefler and
+# R. Belli, "Scientific Benchmarking of Parallel Computing Systems", 2015, rule 3. A median of rates is that of the typical step.
+Average = Literal["median", "mean", "harmonic"]
+
 RESAMPLES = 2000
+WINDOWS = (
+    40  # of equal work: enough to tell stalls from the undisturbed rate, and few enough to hold several steps each
+)
 MIN_FOR_INTERVAL = 5  # samples: the range of n holds the median with 1 - 2^(1 - n), 75% for three and 94% for five
 MIN_PER_QUARTER = 5  # samples: with fewer, one slow step makes a quarter differ
 MIN_DRIFT = 1.1  # of the largest median of a quarter over the smallest: less is noise to a reader
@@ -25,23 +33,61 @@ def description(samples: Sequence[float]) -> dict[str, float]:
     return ends | {f"p{percent}": percentile(samples, percent / 100) for percent in (50, 90, 95, 99)}
 
 
+def _inverse(values: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):  # a rate of zero makes the whole rate zero
+        return 1 / values
+
+
+# Each averages over the last axis.
+AVERAGES: Mapping[Average, Callable[[np.ndarray], np.ndarray]] = {
+    "median": lambda values: np.asarray(np.median(values, axis=-1)),
+    "mean": lambda values: np.asarray(np.mean(values, axis=-1)),
+    "harmonic": lambda values: np.asarray(1 / np.mean(_inverse(values), axis=-1)),
+}
+
+
+def average(samples: Sequence[float], kind: Average = "median") -> float:
+    """Return one number for samples, in their unit; ``ValueError`` for none. One that is not a number makes the mean none, too."""
+    if kind == "median" or not samples:
+        return statistics.median(samples)
+    return float(AVERAGES[kind](np.asarray(samples, dtype=float)))
+
+
+def windows(work: Sequence[float], time_s: Sequence[float], count: int = WINDOWS) -> list[float]:
+    """Return the rates of windows of equal work, per second: at most ``count``, and at most one a step.
+
+    ``work`` and ``time_s`` are those of consecutive steps; the work of a step spreads evenly over its time. The harmonic mean of the
+    rates is all work over all time. Work or times that are not above zero or not finite give one rate, that of all steps.
+    """
+    amounts, seconds = np.asarray(work, dtype=float), np.asarray(time_s, dtype=float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whole = float(amounts.sum() / seconds.sum())
+    if not (np.isfinite(amounts).all() and (amounts > 0).all() and np.isfinite(seconds).all() and (seconds > 0).all()):
+        return [whole]
+    number = min(count, len(amounts))
+    done, ends_s = np.append(0.0, amounts.cumsum()), np.append(0.0, seconds.cumsum())
+    marks_s = np.interp(np.linspace(0.0, done[-1], number + 1), done, ends_s)
+    rates: list[float] = (done[-1] / number / np.diff(marks_s)).tolist()
+    return rates
+
+
 class Summary(NamedTuple):
     """Of samples, in their unit. The interval is None for fewer than five: not even their range holds the median so often."""
 
-    median: float
+    value: float
     ci_low: float | None
     ci_high: float | None
 
 
-def summary(samples: Sequence[float]) -> Summary:
+def summary(samples: Sequence[float], kind: Average = "median") -> Summary:
     """Summarise finite samples; none, or one that is not finite, raises ``ValueError``."""
     values = finite(samples)
-    ends = _interval(tuple(values)) if len(values) >= MIN_FOR_INTERVAL else (None, None)
-    return Summary(float(np.percentile(values, 50)), *ends)
+    ends = _interval(tuple(values), kind) if len(values) >= MIN_FOR_INTERVAL else (None, None)
+    return Summary(average(values.tolist(), kind), *ends)
 
 
-def median_interval(samples: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """Return the 95% bootstrap interval of the median of five or more samples in the order in which they were taken.
+def average_interval(samples: Sequence[float] | np.ndarray, kind: Average = "median") -> tuple[float, float]:
+    """Return the 95% bootstrap interval of the average of five or more samples in the order in which they were taken.
 
     Autocorrelated samples are resampled in blocks (``block_length``) of a circle: D. N. Politis and J. P. Romano, "A circular
     block-resampling procedure for stationary data", Exploring the Limits of Bootstrap, 1992. Fewer raise ``ValueError``.
@@ -54,10 +100,10 @@ def median_interval(samples: Sequence[float] | np.ndarray) -> tuple[float, float
         values = np.sort(values)  # one interval for any order
     starts = np.random.default_rng(0).integers(n, size=(RESAMPLES, math.ceil(n / length), 1))
     places = (starts + np.arange(length)).reshape(RESAMPLES, -1)[:, :n] % n
-    return tuple(np.percentile(np.median(values[places], axis=1), [2.5, 97.5]).tolist())  # type: ignore[return-value]
+    return tuple(np.percentile(AVERAGES[kind](values[places]), [2.5, 97.5]).tolist())  # type: ignore[return-value]
 
 
-_interval = functools.lru_cache(1024)(median_interval)  # the same series is summarised several times
+_interval = functools.lru_cache(1024)(average_interval)  # the same series is summarised several times
 
 
 def percentile(samples: Sequence[float] | np.ndarray, share: float) -> float:
@@ -74,6 +120,30 @@ def loadgen_percentile(samples: Sequence[float] | np.ndarray, share: float) -> f
     """Return ``sorted[int(n share)]``, a sample as MLPerf's LoadGen takes it, with ``share`` from 0 to 1; NaN of no samples."""
     ordered = np.sort(samples)
     return float(ordered[min(int(len(ordered) * share), len(ordered) - 1)]) if len(ordered) else math.nan
+
+
+def queries_needed(share: float, late: int) -> int:
+    """Return the least queries that show with 99% confidence that a ``share`` of all (0 to 1, open) is in time, ``late`` of them not.
+
+    Of n independent queries so few are late by chance, P(Binomial(n, 1 - share) <= late) <= 0.01. It is the early stopping of MLPerf
+    LoadGen without tolerance: mlcommons/inference, loadgen/early_stopping.cc.
+    """
+    from scipy.special import nbdtrik  # scipy.stats takes a second to import
+
+    # As many as bring one more over the limit with 99%.
+    return math.ceil(nbdtrik(0.99, late + 1, 1 - share)) + late + 1
+
+
+def early_stopping_estimate(samples: Sequence[float] | np.ndarray, share: float) -> float:
+    """Return a sample that bounds a percentile with 99% confidence; NaN of fewer samples than ``queries_needed(share, 1)``.
+
+    It is MLPerf LoadGen's result of SingleStream (mlcommons/inference, loadgen/results.cc): ``sorted[n - late]`` with as many late
+    ones as n samples allow. So it is the next sample above the least one that would do.
+    """
+    ordered, late = np.sort(samples), 0
+    while queries_needed(share, late + 1) <= len(ordered):
+        late += 1
+    return float(ordered[-late]) if late else math.nan
 
 
 def percentile_interval(samples: Sequence[float] | np.ndarray, share: float) -> tuple[float | None, float | None]:
@@ -150,7 +220,7 @@ def drift(samples: Sequence[float]) -> str:
     parts = np.array_split(finite(samples), 4)
     medians = [float(np.median(part)) for part in parts]
     least, most = int(np.argmin(medians)), int(np.argmax(medians))
-    apart = median_interval(parts[least])[1] < median_interval(parts[most])[0]
+    apart = average_interval(parts[least])[1] < average_interval(parts[most])[0]
     if medians[most] <= MIN_DRIFT * medians[least] or not apart:
         return ""
     if {least, most} == {0, 3}:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from benchlib.core.errors import UserError
-from benchlib.core.stats import Summary, summary
+from benchlib.core.stats import Average, Summary, summary
 from benchlib.core.text import quantity
 
 Direction = Literal["higher", "lower", "none"]
@@ -27,7 +27,7 @@ Number = Annotated[float, AfterValidator(_possible)]
 class Metric(BaseModel):
     """A named value with unit, direction (which way is better) and provenance.
 
-    ``stored`` is the median of ``n`` samples, or the one sample; NaN and infinity are kept and written as such
+    ``stored`` is the ``average`` of ``n`` samples, or the one sample; NaN and infinity are kept and written as such
     (under the name ``value``). It is None where the provenance is ``not_available``; ``reason`` then says why. The raw
     samples go to ``samples.parquet``.
     """
@@ -40,6 +40,7 @@ class Metric(BaseModel):
     direction: Direction
     provenance: Provenance
     n: int = 1
+    average: Average = "median"
     ci_low: Number | None = None
     ci_high: Number | None = None
     reason: str = ""
@@ -73,8 +74,9 @@ def measured(
     *,
     derived: bool = False,
     reason: str = "",
+    average: Average = "median",
 ) -> Metric:
-    """Make a metric of samples: their median, with its interval from five on. ``derived``: computed from measured values.
+    """Make a metric of samples: their average, with its interval from five on. ``derived``: computed from measured values.
 
     A sample that is not finite becomes the value: such a metric fails its checks.
     """
@@ -85,12 +87,13 @@ def measured(
         stats = Summary(wrong[0], None, None)
         reason = f"{len(wrong)} of {len(values)} samples are not finite ({wrong[0]})"
     else:
-        stats = summary(values)
+        stats = summary(values, average)
     ends = {
-        "value": stats.median,
+        "value": stats.value,
         "ci_low": stats.ci_low,
         "ci_high": stats.ci_high,
         "n": len(values),
+        "average": average,
         "samples": values,
     }
     provenance: Provenance = "derived" if derived else "measured"

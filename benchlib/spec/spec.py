@@ -50,7 +50,7 @@ def run_metrics(run: Table) -> "list[Metric]":
 class Metric:
     """A number that is compared between runs. A name with columns in braces makes a metric for each row.
 
-    Of a column of samples the value is the median with its interval, or a ``percentile`` (0.99, by its ``definition``)
+    Of a column of samples the value is their average with its interval, or a ``percentile`` (0.99, by its ``definition``)
     with that of its order statistics; ``ends`` are the columns with the interval of one number. ``basis`` says what it is of, a format string over the
     row. ``may_lose`` is the share of the baseline that may be lost, ``amount`` so many of its unit. ``headline`` shows it
     first. ``unless`` returns why a row does not count; such a metric is not available.
@@ -84,7 +84,8 @@ class Metric:
             return not_available(name, unit, self.better, reason)
         computed = self.of.col.of is not None if self.of.col.derived is None else self.of.col.derived
         derived, basis = computed or bool(self.ends or self.percentile), self.of.table.text(self.basis, row, run)
-        stated = measured(name, samples or math.nan, unit, self.better, derived=derived, reason=basis)
+        kind = self.of.col.average
+        stated = measured(name, samples or math.nan, unit, self.better, derived=derived, reason=basis, average=kind)
         if stated.value is None or not (self.ends or self.percentile):
             return stated
         low, high = [end.finite(row, run) for end in self.ends or ()] or percentile_interval(
@@ -164,7 +165,7 @@ class Bound:
             return None
         words = {name: table.text(getattr(self, name), row, run) for name in ("work", "of", "says")}
         numbers = self.share.numbers(row, run) if self.share and self.share.finite(row, run) is not None else []
-        share = spread(numbers) if numbers else (None, None, None)
+        share = spread(numbers, self.share.col.average) if self.share and numbers else (None, None, None)
         return words | {"rate": self.rate.text(row, run)} | dict(zip(("share", "low", "high"), share, strict=True))
 
 
@@ -318,7 +319,9 @@ class Spec:
             refs = [table[col.name] for col in table.cols if col.role]
             for row in table.rows(run):
                 cells = {
-                    ref.col.role: in_its_unit(ref.col.role, ref.col.unit, ref.raw(row, run), ref.numbers(row, run))
+                    ref.col.role: in_its_unit(
+                        ref.col.role, ref.col.unit, ref.raw(row, run), ref.numbers(row, run), ref.col.average
+                    )
                     for ref in refs
                 }
                 if stated := {role: value for role, value in cells.items() if value is not None}:

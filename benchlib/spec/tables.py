@@ -14,13 +14,13 @@ A number that is missing without a reason, or not finite, FAILS every check that
 import functools
 import math
 import re
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import Formatter
 from typing import Any
 
 from benchlib.core.definitions import share_text, size_text
+from benchlib.core.stats import AVERAGES, Average, average
 from benchlib.core.text import quantity, seconds
 from benchlib.judge.numbers import fault_of, why
 from benchlib.results.metrics import Metric as Stated
@@ -87,10 +87,10 @@ class Col:
     """A column. ``unit`` says how its numbers are written; ``""`` holds texts, and what is not shown.
 
     ``of`` computes it from the columns ``needs`` of the row, else of the run: if one is missing so is this one, for the same
-    reason; if one is no number for it, or zero, it is NaN. ``samples``: a list is several
-    measurements of one number, whose median counts. ``role`` is the field of a ``Claim`` that the numbers are, as in
-    ``collective.wrong_elements``. ``words`` are readers' words for texts. ``quality``: its numbers are the same on any hardware, but
-    for so much at least (``benchlib.judge.reference_values``).
+    reason; if one is no number for it, or zero, it is NaN. ``samples``: a list is several measurements of one number, whose
+    ``average`` counts. ``role`` is the field of a ``Claim`` that the numbers are, as in ``collective.wrong_elements``. ``words`` are
+    readers' words for texts. ``quality``: its numbers are the same on any hardware, but for so much at least
+    (``benchlib.judge.reference_values``).
     """
 
     name: str
@@ -99,6 +99,7 @@ class Col:
     of: Callable[..., Any] | None = None
     needs: str = ""
     samples: bool = False
+    average: Average = "median"
     signed: bool = False
     derived: bool | None = None  # whether it follows from what was measured; None: where ``of`` computes it
     role: str = ""
@@ -281,10 +282,10 @@ class Ref:
         return [] if items == [None] else [math.nan if item is None else item for item in items]
 
     def number(self, row: Row, run: Rows) -> float | None:
-        """Return the number of a cell, of samples their median; one that is not finite stands for all."""
+        """Return the number of a cell, of samples their average; one that is not finite stands for all."""
         numbers = self.numbers(row, run)
         wrong = [value for value in numbers if not math.isfinite(value)]
-        return None if not numbers else wrong[0] if wrong else statistics.median(numbers)
+        return None if not numbers else wrong[0] if wrong else average(numbers, self.col.average)
 
     def finite(self, row: Row, run: Rows) -> float | None:
         """Return the number of a cell where it is finite: what can be drawn."""
@@ -292,7 +293,7 @@ class Ref:
         return value if value is not None and math.isfinite(value) else None
 
     def value(self, row: Row, run: Rows) -> Any:
-        """Return the cell for a program: a text, a switch, or a finite number, of samples their median; else None."""
+        """Return the cell for a program: a text, a switch, or a finite number, of samples their average; else None."""
         value = self.raw(row, run)
         return value if isinstance(value, (str, bool)) else self.finite(row, run)
 
@@ -313,19 +314,20 @@ def _number(value: Any) -> float | None:
 
 
 def with_samples(tables: Tables, samples: Mapping[str, Sequence[float]]) -> Tables:
-    """Return tables with the samples that :func:`split_samples` took out, where the row still has their median."""
+    """Return tables with the samples that :func:`split_samples` took out, where the row still has their average."""
     whole = {name: [dict(row) for row in rows] for name, rows in tables.items()}
     for name, rows in whole.items():
         for index, row in enumerate(rows):
             for column, value in row.items():
                 values = samples.get(f"{name}[{index}].{column}")
-                if values and value == statistics.median(values):  # another one was altered: judged as it stands
+                # Another number was altered: it is judged as it stands.
+                if values and value in [average(values, kind) for kind in AVERAGES]:
                     row[column] = list(values)
     return whole
 
 
 def split_samples(declared: Iterable[Table], tables: Tables) -> tuple[Tables, dict[str, list[float]]]:
-    """Return tables with the medians of the columns of raw samples, and those as lists by ``table[row].column``.
+    """Return tables with the averages of the columns of raw samples, and those as lists by ``table[row].column``.
 
     Raises ``KeyError`` for a table or a column that is not ``declared``.
     """
@@ -334,7 +336,8 @@ def split_samples(declared: Iterable[Table], tables: Tables) -> tuple[Tables, di
     for name, rows in thin.items():
         for index, row in enumerate(rows):
             for column, values in row.items():
-                if by_name[name][column].col.samples and values:
+                col = by_name[name][column].col
+                if col.samples and values:
                     samples[f"{name}[{index}].{column}"] = list(values)
-                    row[column] = statistics.median(values)
+                    row[column] = average(values, col.average)
     return thin, samples

@@ -83,9 +83,11 @@ def load(
     quiet()
     where = source(name)
     model_files.check(where, weights=init != "random")
-    settings = _read(name, lambda: transformers.AutoConfig.from_pretrained(where))
+    settings = _read(name, lambda: transformers.AutoConfig.from_pretrained(where, **model_files.NO_CODE))
     check_kind(name, settings)
-    tokenizer = _read(name, lambda: transformers.AutoTokenizer.from_pretrained(where, use_fast=True))
+    tokenizer = _read(
+        name, lambda: transformers.AutoTokenizer.from_pretrained(where, use_fast=True, **model_files.NO_CODE)
+    )
     check_fit(name, settings, tokenizer, max_length)
     for kind in (kind for kind, rate in dropout.items() if rate >= 0):
         present = [field for field in _DROPOUT[kind] if hasattr(settings, field)]
@@ -95,7 +97,7 @@ def load(
         setattr(settings, present[0], dropout[kind])
     torch.manual_seed(seed)
     auto: Any = transformers.AutoModelForQuestionAnswering
-    options: dict[str, Any] = {"attn_implementation": attention}
+    options: dict[str, Any] = {"attn_implementation": attention, **model_files.NO_CODE}
     if init == "random":
         model = _read(name, lambda: auto.from_config(settings, **options))
         fresh = ["all"]
@@ -121,7 +123,7 @@ def _read(name: str, read: Any) -> Any:
     try:
         return read()
     except Exception as error:  # transformers has no error of its own for a config that makes no sense
-        reason = " ".join(str(error).split())[:300]
+        reason = model_files.reason(error)
         if name == EMBEDDED_MODEL or Path(name).exists():
             raise UserError(f"model = {name}: cannot be read: {reason}") from error
         raise UserError(

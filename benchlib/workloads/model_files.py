@@ -20,6 +20,17 @@ TOKENIZERS = (
     {"vocab.json", "merges.txt"},
 )
 
+# A folder or a repository can name Python files of its own (``auto_map``). Without this word transformers asks on the terminal whether to
+# run them, and a `y` that was meant for something else would do.
+NO_CODE: dict[str, bool] = {"trust_remote_code": False}
+OWN_CODE = "needs Python code that lies beside its weights, which is never run: give a model whose architecture transformers has"
+
+
+def reason(error: Exception) -> str:
+    """Say in one line why transformers could not load a model."""
+    text = str(error).strip()
+    return OWN_CODE if "trust_remote_code" in text else " ".join(text.split())[:300]
+
 
 def check(name: str, tokenizer: bool = True, weights: bool = True) -> None:
     """Raise ``UserError`` for a folder ``name`` that holds no whole model; what is no folder is left to the hub, and so is a

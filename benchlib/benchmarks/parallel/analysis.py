@@ -192,11 +192,11 @@ def _point(row: Row, base: Row, trusted: bool) -> dict[str, Any]:
         point |= {"low": 1.0, "high": 1.0}
     elif steps.ci_low and steps.ci_high and first.ci_low and first.ci_high:
         longer, shorter = first.ci_high / steps.ci_low, first.ci_low / steps.ci_high  # times of one device over these
-        scale = rate / ideal * steps.median / first.median
+        scale = rate / ideal * steps.value / first.value
         point |= {"low": scale * shorter, "high": scale * longer}
     else:
         point["why"] |= dict.fromkeys(("low", "high"), f"{len(row['steps_s'])} steps have no interval")
     if (predicted := row.get("predicted_step_s")) and trusted:
-        return point | {"predicted": row["batch_size"] / predicted / ideal, "error": steps.median / predicted - 1}
+        return point | {"predicted": row["batch_size"] / predicted / ideal, "error": steps.value / predicted - 1}
     point["why"] |= dict.fromkeys(("predicted", "error"), "no prediction, or one of a model that is too far off")
     return point

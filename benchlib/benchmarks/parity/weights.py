@@ -22,6 +22,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path
 from benchlib.runtime import checkpoint
 from benchlib.workloads import encoders
+from benchlib.workloads.model_files import NO_CODE
 
 _BASE_NAMES = ("bert-base", "google-bert/bert-base")  # what a BERT-base's name begins with on the hub
 _LAYER = re.compile(r"(layers?|blocks?|h)\.\d+$")
@@ -65,7 +66,7 @@ def prepare(config: ParityConfig) -> tuple[Any, Any, dict[str, str]]:
 def _bert_base(seed: int, description: str) -> tuple[Any, Any, dict[str, str]]:
     torch.manual_seed(seed)
     model = AutoModelForQuestionAnswering.from_config(transformers.BertConfig(), attn_implementation="eager")
-    tokenizer = AutoTokenizer.from_pretrained(encoders.source(EMBEDDED_MODEL), use_fast=True)
+    tokenizer = AutoTokenizer.from_pretrained(encoders.source(EMBEDDED_MODEL), use_fast=True, **NO_CODE)
     return model, tokenizer, {"init": "random", "description": description}
 
 
@@ -91,7 +92,7 @@ def _state(model: Any) -> dict[str, torch.Tensor]:
 def loaded(golden: Path, attention: str) -> tuple[Any, str]:
     """Return the model with the golden weights (eval mode, fp32, on the CPU, dropout without effect) and their SHA-256."""
     encoders.quiet()
-    settings = AutoConfig.from_pretrained(str(golden / "model"))
+    settings = AutoConfig.from_pretrained(str(golden / "model"), **NO_CODE)
     encoders.check_kind(str(golden), settings)
     model: Any = AutoModelForQuestionAnswering.from_config(settings, attn_implementation=attention, dtype=torch.float32)
     model.load_state_dict(load_file(golden / WEIGHTS))

@@ -5,10 +5,11 @@ GB/s are 1e9 bytes per second. A number is taken as it was written: 156.2 stands
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from benchlib.core.stats import Average, average
 
 MAX_COUNT = 10**15  # larger counts cannot be real, and would not survive as floats
 
@@ -199,14 +200,17 @@ SAMPLES = ("step_s", "samples_s", "learning_rates")  # fields of a claim that ta
 SCALES = {"Gbps": 1 / 8, "us": 1e-6, "ms": 1e-3}  # to the GB/s and seconds of a claim
 
 
-def in_its_unit(role: str, unit: str, value: Any, numbers: Sequence[float]) -> Any:
-    """Return what a cell with a role states, in the unit of the claim's field; None for what is not finite, which "finite" fails."""
+def in_its_unit(role: str, unit: str, value: Any, numbers: Sequence[float], kind: Average = "median") -> Any:
+    """Return what a cell with a role states, in the unit of the claim's field; None for what is not finite, which "finite" fails.
+
+    ``kind`` says how several ``numbers`` make one.
+    """
     name = role.partition(".")[2]
     scale = SCALES.get(unit, 1.0)
     if name in SAMPLES:
         return [scale * item for item in numbers if math.isfinite(item)] if numbers[1:] else None  # a median alone
     if isinstance(value, (float, list)):
-        return scale * median(numbers) if numbers and all(map(math.isfinite, numbers)) else None
+        return scale * average(numbers, kind) if numbers and all(map(math.isfinite, numbers)) else None
     return value
 
 

@@ -66,7 +66,9 @@ def absent(name: str, error: Exception) -> BackendUnavailable:
     """
     if Path(name).is_absolute() and not Path(name).exists():
         raise UserError(f"{name}: no such folder or file")
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    first = model_files.reason(error) or type(error).__name__
+    if first == model_files.OWN_CODE:
+        raise UserError(f"model = {name}: {first}")
     if Path(name).exists():
         raise UserError(f"{name}: cannot be read: {first}")
     return BackendUnavailable(
@@ -81,7 +83,7 @@ class Codec:
     def __init__(self, model: str) -> None:
         model_files.check(folder(model), weights=False)
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder(model), use_fast=True)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder(model), use_fast=True, **model_files.NO_CODE)
         except (OSError, ValueError) as error:
             raise absent(model, error) from error
 
@@ -135,7 +137,7 @@ def load(name: str, device: str = "cpu", precision: str = "fp32", positions: int
         try:
             loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 folder(name), dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
-                output_loading_info=True, ignore_mismatched_sizes=True,  # said below, with the first name
+                output_loading_info=True, **model_files.NO_CODE, ignore_mismatched_sizes=True,  # said below, with the first name
             )  # fmt: skip
         except Exception as error:  # of a config that makes no sense transformers raises anything
             raise absent(name, error) from error

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
-from benchlib.core.stats import block_length, drift, median_interval
+from benchlib.core.stats import average, average_interval, block_length, drift, windows
 from benchlib.results.metrics import measured
 
 
@@ -21,7 +21,7 @@ def test_intervals_of_autocorrelated_samples_hold_the_median(phi, least):
     """Intervals of independent samples hold it in two of three series where the lag-1 autocorrelation is 0.6."""
     rng = np.random.default_rng(3)
     series = [correlated(rng, 200, phi) for _ in range(100)]
-    intervals = [median_interval(samples) for samples in series]
+    intervals = [average_interval(samples) for samples in series]
     assert sum(low <= 100 <= high for low, high in intervals) >= 100 * least
     lengths = [block_length(samples) for samples in series]
     assert np.median(lengths) == 1 if phi == 0 else 4 <= np.median(lengths) <= 12
@@ -40,7 +40,7 @@ def test_the_interval_of_independent_samples_is_that_of_scipy():
     samples = np.random.default_rng(4).lognormal(size=40)
     low, high = bootstrap((np.sort(samples),), np.median, n_resamples=2000, method="percentile", rng=np.random.default_rng(0)).confidence_interval  # fmt: skip
     assert block_length(samples) == 1
-    assert median_interval(samples) == pytest.approx((low, high))
+    assert average_interval(samples) == pytest.approx((low, high))
 
 
 @pytest.mark.parametrize("samples", [[1.0], [1.0, 2.0], [5.0] * 50, [0.0] * 9, [1.0, 2.0] * 30, list(range(40))])
@@ -48,9 +48,9 @@ def test_short_constant_alternating_and_rising_series_have_an_interval(samples):
     assert 1 <= block_length(samples) <= max(1, len(samples) // 3)
     if len(samples) < 5:
         with pytest.raises(ValueError, match="no interval"):
-            median_interval(samples)
+            average_interval(samples)
     else:
-        low, high = median_interval(samples)
+        low, high = average_interval(samples)
         assert min(samples) <= low <= high <= max(samples)
 
 
@@ -75,3 +75,19 @@ def test_a_steady_series_and_a_short_one_did_not_drift():
 def test_independent_noise_is_seldom_called_a_drift():
     rng = np.random.default_rng(2)
     assert sum(drift(rng.normal(100, 15, 24)) != "" for _ in range(60)) <= 6
+
+
+def test_windows_of_equal_work_average_to_all_work_over_all_time():
+    """100 steps of 8 samples, of which every third takes twice as long: the median step hides a third of the time."""
+    work, time_s = [8.0] * 99, [0.1, 0.1, 0.2] * 33
+    rates = windows(work, time_s)
+    assert len(rates) == 40
+    assert average(rates, "harmonic") == pytest.approx(99 * 8 / 13.2)  # 60 samples/s, where the typical step makes 80
+    assert average([work / time for work, time in zip(work, time_s, strict=True)]) == pytest.approx(80)
+
+
+def test_windows_follow_the_work_and_not_the_steps():
+    """By hand: 1 + 3 samples in 1 s each are two windows of 2: the first ends a third into the second step."""
+    assert windows([1.0, 3.0], [1.0, 1.0]) == pytest.approx([2 / (4 / 3), 2 / (2 / 3)])
+    assert windows([4.0], [2.0]) == [2.0]
+    assert windows([4.0, 4.0], [2.0, 0.0]) == [4.0]

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from benchlib.core.errors import UserError
 from benchlib.core.files import PACKAGE
 from benchlib.workloads import encoders, model_files
+from benchlib.workloads.llm import decoders
 
 
 @pytest.fixture
@@ -98,3 +99,33 @@ def test_a_checkpoint_of_another_head_still_loads(folder):
         save_file(state, place / "model.safetensors", {"format": "pt"})
 
     assert encoders.load(str(folder(change=other_head)), seed=1).fresh == ["qa_outputs.bias", "qa_outputs.weight"]
+
+
+def with_code_of_its_own(place):
+    """Make a model folder of an architecture that only its own Python file has, as hubs have many."""
+    set_config(model_type="own", auto_map={name: f"own.{name}" for name in AUTO_CLASSES})(place)
+    (place / "own.py").write_text(f"open({str(place / 'ran')!r}, 'w')\n")
+    settings = (
+        json.loads((place / "tokenizer_config.json").read_text()) if (place / "tokenizer_config.json").exists() else {}
+    )
+    settings |= {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": [None, "own.OwnTokenizer"]}}
+    (place / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+AUTO_CLASSES = ("AutoConfig", "AutoModelForQuestionAnswering", "AutoModelForCausalLM")
+LOADERS = {
+    "encoder": ("tiny", lambda place: encoders.load(place, seed=0)),
+    "encoder without weights": ("tiny", lambda place: encoders.load(place, seed=0, init="random")),
+    "decoder": ("tiny-llama", decoders.load),
+    "tokenizer": ("tiny-llama", decoders.Codec),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_the_python_of_a_model_folder_never_runs_even_if_somebody_answers_yes(folder, monkeypatch, kind):
+    asset, load = LOADERS[kind]
+    place = folder(asset, with_code_of_its_own)
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(UserError, match="is never run: give a model whose architecture transformers has"):
+        load(str(place))
+    assert not (place / "ran").exists()
