@@ -260,13 +260,11 @@ class Ref:
         lists = [value if isinstance(value, (list, tuple)) else [value] for value in inputs]
         for name, value, items in zip(self.col.needs.split(), inputs, lists, strict=True):
             col = self.table.refs[name].col if name in self.table.refs else None
-            texts = any(isinstance(item, (str, bool)) for item in items)
+            texts = any(isinstance(item, (str, bool, dict)) for item in items)
             if fault_of(value, col.signed if col else False) or (texts and (col is None or col.unit)):
                 return True
-        zero, lengths = any(0 in items for items in lists), {len(items) for items in lists}
-        return isinstance(error, ValueError) and (
-            zero or len(lengths - {1}) > 1
-        )  # a logarithm of 0, pairs that are none
+        zero, lengths = any(0 in items for items in lists), {len(value) for value in inputs if isinstance(value, list)}
+        return isinstance(error, ValueError) and (zero or len(lengths) > 1)  # a logarithm of 0, pairs that are none
 
     def _needed(self, name: str, row: Row, run: Rows) -> Any:
         if name == "world" and name not in row:
