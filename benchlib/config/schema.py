@@ -287,7 +287,7 @@ class _File(BaseModel, extra="allow"):
 def tier_names() -> list[str]:
     """Return the tiers, the smallest budget first."""
     names = (path.stem for path in (home() / "params" / "tiers").glob("*.yaml"))
-    return sorted(names, key=lambda name: read_params("tiers", name).get("all", {}).get("budget_s", 0.0))
+    return sorted(names, key=lambda name: read_params("tiers", name).get("all", {}).get("budget_s", _All().budget_s))
 
 
 def is_tier_file(tier: str) -> bool:

@@ -155,7 +155,9 @@ def probe_devices() -> dict[str, Any]:
         return {"backends": missing | {"cpu": here}, "versions": {}, "libraries": {}}
     command = [sys.executable, "-m", "benchlib.runtime.worker", "--probe"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         raise UserError(
             f"asking torch for its devices took over {PROBE_TIMEOUT_S} s: a driver may hang; try {' '.join(command)}"

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchlib.config.schema import BaseConfig, build
 from benchlib.core.errors import UserError, nearest
-from benchlib.core.files import home, read_model
+from benchlib.core.files import home
 from benchlib.core.text import counted, shortened
 from benchlib.judge.calibration import Calibration, load_calibration
 from benchlib.judge.changepoints import levels
@@ -24,7 +24,6 @@ from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.regression import (
     LINEAR,
     NOTICED,
-    SCHEMA,
     KeptRuns,
     RegressionLimit,
     Spread,
@@ -35,6 +34,7 @@ from benchlib.judge.regression import (
     moderated,
     own_spread,
     pooled,
+    read_runs,
     regression_check,
     repeats,
     scale_of,
@@ -111,8 +111,8 @@ def folder() -> Path:
 
 
 def load_baseline(path: Path) -> Baseline:
-    """Read a baseline file; ``UserError`` where it is cut or foreign."""
-    return read_model(path, Baseline, "a baseline (restore it, or delete it and accept sound runs)", SCHEMA)
+    """Read a baseline file; ``UserError`` if it is cut, foreign or lost a number."""
+    return read_runs(path, Baseline, "a baseline (restore it, or delete it and accept sound runs)")
 
 
 def stored(root: Path | None = None, benchmark: str = "*", tier: str = "*") -> tuple[list[Baseline], dict[Path, str]]:
@@ -121,9 +121,14 @@ def stored(root: Path | None = None, benchmark: str = "*", tier: str = "*") -> t
     for path in sorted((root or folder()).glob(f"{benchmark}/{tier}/*.json")):
         if path.parts[-3] != "golden":
             try:
-                sound.append(load_baseline(path))
+                baseline = load_baseline(path)
             except UserError as error:
                 refused[path] = str(error)
+                continue
+            if {fingerprint_key(run.fingerprint) for run in baseline.runs} == {path.stem}:
+                sound.append(baseline)
+            else:
+                refused[path] = f"{path}: its name is not the key of its fingerprints: restore it, or accept runs again"
     return sound, refused
 
 

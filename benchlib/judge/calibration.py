@@ -10,11 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from benchlib.core.files import read_model
 from benchlib.core.text import day
 from benchlib.judge.regression import (
     LOG,
-    SCHEMA,
     KeptRuns,
     RegressionLimit,
     Scale,
@@ -23,6 +21,7 @@ from benchlib.judge.regression import (
     compared,
     is_timed,
     own_spread,
+    read_runs,
     regression_check,
     scale_of,
     side_of,
@@ -139,9 +138,9 @@ def path_of(root: Path, benchmark: str, tier: str, fingerprint: dict[str, str]) 
 
 
 def load_calibration(root: Path, benchmark: str, tier: str, fingerprint: dict[str, str]) -> Calibration | None:
-    """Return the calibration of a fingerprint, None where there is none; ``UserError`` where it is cut or foreign."""
+    """Return the calibration of a fingerprint, None if there is none; ``UserError`` if it is cut, foreign or lost a number."""
     path, what = path_of(root, benchmark, tier, fingerprint), "a calibration (delete it and calibrate again)"
-    return read_model(path, Calibration, what, SCHEMA) if path.exists() else None
+    return read_runs(path, Calibration, what) if path.exists() else None
 
 
 def save_calibration(root: Path, calibration: Calibration) -> Path:

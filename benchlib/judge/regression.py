@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from benchlib.core.errors import UserError
 from benchlib.core.files import read_model, write_json
 from benchlib.core.stats import MIN_FOR_INTERVAL, finite, median_ends, thinned
 from benchlib.core.text import counted, quantity
@@ -487,14 +488,44 @@ class KeptRuns(BaseModel):
         return fingerprint_key(self.latest.fingerprint)
 
     def save(self, path: Path) -> Path:
+        """Write the file; ``UserError`` for runs that it could not be read back with."""
+        if lost := self.lost():
+            raise UserError(f"{path} is not written: {lost}")
         write_json(path, {"schema_version": SCHEMA} | self.model_dump(mode="json", exclude_defaults=True))
         return path
+
+    def lost(self) -> str:
+        """Return which number the file lacks, '' for none: only complete runs are kept, so it was cut or edited."""
+        for run in self.runs:
+            if not run.metrics:
+                return f"{run.run} has no metrics"
+            for metric in run.metrics:
+                if metric.fault:
+                    return f"{metric.name} of {run.run} is {metric.fault}"
+            for name, samples in run.samples.items():
+                if run.metric(name) is None:
+                    return f"{run.run} has samples of {name} without the metric"
+                if not all(map(math.isfinite, samples)):
+                    return f"a sample of {name} of {run.run} is not finite"
+        gone = [limit.metric for limit in self.limits if side_of(self.runs, limit.metric) is None]
+        return f"{gone[0]} has a limit, and no run has it" if gone else ""
+
+
+Kept = TypeVar("Kept", bound=KeptRuns)
+
+
+def read_runs(path: Path, kind: type[Kept], what: str) -> Kept:
+    """Read a file of runs; ``UserError`` if it is cut, foreign, of a later schema, or lost a number."""
+    kept = read_model(path, kind, what, SCHEMA)
+    if lost := kept.lost():
+        raise UserError(f"{path}: not {what} ({lost})")
+    return kept
 
 
 def repeats(run: Run) -> list[Record]:
     """Return the earlier repetitions of a run, the oldest first; none where it was not repeated."""
     path = run.path / REPEATS
-    return read_model(path, KeptRuns, "the records of repetitions", SCHEMA).runs if path.exists() else []
+    return read_runs(path, KeptRuns, "the records of repetitions").runs if path.exists() else []
 
 
 def save_repeats(run_dir: Path | str, records: Sequence[Record]) -> None:

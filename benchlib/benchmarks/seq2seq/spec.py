@@ -25,9 +25,10 @@ ASTRAY = 0.05  # share of the shards that may be in the page cache, or out of it
 FORMULA = "3 (L_e [2S(4h² + 2hf) + 4S²h] + L_d [2S(4h² + 2hf) + 4S²h + 8Sh² + 4S²h] + 2ShV) per sample"
 
 
-def _floor(entropy: float, tokens: int, steps: int) -> float:
-    """Return the entropy of a token less the noise of a step's mean: who beats it sees what he predicts."""
-    return entropy - DEVIATIONS * TOKEN_DEVIATION / math.sqrt(tokens / steps)
+def _floor(entropy: float, tokens: int, samples: int, batch: int) -> float:
+    """Return the entropy of a token less the noise of the mean of an epoch's smallest step, its last: who beats it sees what he predicts."""
+    smallest = samples % batch or batch
+    return entropy - DEVIATIONS * TOKEN_DEVIATION / math.sqrt(smallest * tokens / samples)
 
 
 def _tolerance(precision: str, batch: int, tokens: int, samples: int) -> float:
@@ -92,12 +93,13 @@ of_disk = [
     Col("turn_gflop", "number", "", lambda flops, asked, own: flops * asked / median(own) / 1e9, TURNING),
 ]
 disk = Table("disk", "disk", of_disk)
+FLOOR = "token_entropy epoch_tokens samples_per_epoch global_batch"
 run = training.run_of_training(
     *cols("page_cache batch_limited_by"),
     *cols("batch_per_rank samples_per_epoch steps_per_epoch epoch_tokens vocabulary batch_below", "count"),
     Col("sample_flops", "FLOP"),
     *cols("token_entropy lowest_loss", "number"),
-    Col("floor", "number", "entropy less noise", _floor, "token_entropy epoch_tokens steps_per_epoch"),
+    Col("floor", "number", "entropy less noise", _floor, FLOOR),
     Col("guess", "number", "", math.log, "vocabulary"),
     series("epoch_s", "s", "epoch"),
     Col("epoch_spread", "ratio", "", lambda walls: (max(walls) - min(walls)) / median(walls), "epoch_s"),

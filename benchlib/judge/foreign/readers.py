@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from benchlib.benchmarks import loadable, of_run
 from benchlib.core.errors import UserError, explained
-from benchlib.core.files import read_bytes, read_json
+from benchlib.core.files import read_json, read_text
 from benchlib.core.run_folder import file_faults
 from benchlib.core.text import counted, shortened
 from benchlib.judge.baselines import Baseline, config_of
@@ -140,13 +140,10 @@ def _below_zero(error: ValidationError) -> list[Claim]:
 
 
 def _text(path: Path) -> str:
-    data = read_bytes(path)
-    if not data.strip():
+    text = read_text(path)
+    if not text.strip():
         raise UserError(f"{path}: the file is empty")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not text (byte {error.start} is not UTF-8)") from None
+    return text
 
 
 def judged(path: Path) -> dict[str, Any]:

@@ -121,8 +121,18 @@ def edited(rows, table, index, **values):
 
 COLD = {"page_cache": "cold"}
 CUT = {"epoch_share": 0.5, "planned_steps": 8, "cut_by": "budget"}
+# The last step of an epoch has 150 samples: 5 standard deviations of the mean of its tokens, each of which has 1, are allowed.
+SHORT = {
+    "token_entropy": 9.0,
+    "samples_per_epoch": 1320,
+    "global_batch": 1170,
+    "epoch_tokens": 64 * 1320,
+    "steps_per_epoch": 2,
+}
 CASES = [  # those of any training: tests/unit/judge/test_planted_numbers.py
     ("loss above entropy", "FAIL", "run", 0, {"lowest_loss": 8.3}),
+    ("loss above entropy", "PASS", "run", 0, SHORT | {"lowest_loss": 9 - 4.9 / math.sqrt(150 * 64)}),
+    ("loss above entropy", "FAIL", "run", 0, SHORT | {"lowest_loss": 9 - 5.1 / math.sqrt(150 * 64)}),
     ("engines agree", "FAIL", "engines", 1, {"loss": [9.1556, 9.1573, 9.1464]}),
     ("engines agree", "FAIL", "engines", 1, {"loss": []}),
     ("engines agree", "SKIPPED", "engines", 1, {"loss": None, "status": "skipped", "reason": "engine = plain"}),

@@ -1,6 +1,7 @@
 """Baselines: what may be accepted, what is comparable, what is told when it is not."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -152,6 +153,60 @@ def test_if_improved_replaces_by_what_is_better_and_finds_a_run_no_worse_than_it
     baselines.accept(first, "itself", LIMITS, if_improved=True)
     baselines.accept(make_run("better", rate=200.0), "faster", LIMITS, if_improved=True)
     assert baselines.stored()[0][0].latest.metric("rate").value == pytest.approx(201.0)
+
+
+def without(name):
+    def change(record):
+        record["result"]["metrics"] = [metric for metric in record["result"]["metrics"] if metric["name"] != name]
+
+    return change
+
+
+def metric(**values):
+    return lambda record: record["result"]["metrics"][0].update(values)
+
+
+LOST = {  # what happens to the last of two accepted runs, and what is said of it
+    "null": (metric(value=None), "rate of b is missing"),
+    "NaN": (metric(value="NaN"), "rate of b is nan"),
+    "infinity": (metric(value="-Infinity"), "rate of b is -inf"),
+    "bare NaN": (metric(value=math.nan), "not valid JSON"),
+    "a text": (metric(value="fast"), "not a baseline"),
+    "no value": (lambda record: record["result"]["metrics"][0].pop("value"), "not a baseline"),
+    "an end of the interval": (metric(ci_low="NaN"), "rate of b is nan"),
+    "another name": (metric(name="rates"), "b has samples of rate without the metric"),
+    "a metric": (without("rate"), "b has samples of rate without the metric"),
+    "all metrics": (lambda record: record["result"].update(metrics=[]), "b has no metrics"),
+    "the result": (lambda record: record.pop("result"), "b has no metrics"),
+    "a null result": (lambda record: record.update(result=None), "b has no metrics"),
+    "null samples": (lambda record: record["samples"].update(rate=[None]), "not a baseline"),
+    "NaN samples": (lambda record: record["samples"].update(rate=["NaN"]), "a sample of rate of b is not finite"),
+    "the fingerprint": (lambda record: record.pop("fingerprint"), "its name is not the key of its fingerprints"),
+    "a factor": (lambda record: record["fingerprint"].update(cpu="?"), "its name is not the key of its fingerprints"),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_a_baseline_that_lost_a_number_is_damaged_and_not_absent(make_run, case):
+    change, words = LOST[case]
+    runs = [make_run("a"), make_run("b")]
+    path = baselines.accept(runs, "night", LIMITS)
+    run, content = make_run("new"), json.loads(path.read_text())
+    assert baselines.find(run).baseline
+    change(content["runs"][1])
+    path.write_text(json.dumps(content))
+    assert words in baselines.find(run).refused
+    with pytest.raises(UserError, match="refused"):
+        baselines.accept(run, "one more", LIMITS, add=True)
+
+
+def test_a_baseline_of_which_all_runs_lost_a_metric_is_damaged(make_run):
+    path = baselines.accept(make_run("a"), "first", LIMITS)
+    content = json.loads(path.read_text())
+    without("rate")(content["runs"][0])
+    content["runs"][0].pop("samples")
+    path.write_text(json.dumps(content))
+    assert "rate has a limit, and no run has it" in baselines.find(make_run("new")).refused
 
 
 # The spread between runs
