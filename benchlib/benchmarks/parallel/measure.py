@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from benchlib.benchmarks.parallel.strategies import ShardedModel, prepare, recor
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
+from benchlib.runtime.steps import wall_s
 from benchlib.runtime.timing import StepTimer, hold, union
 from benchlib.workloads import largest
 
@@ -182,6 +184,7 @@ class Runner:
     def timed(self, count: int) -> list[dict[str, float]]:
         """Take ``count`` steps and return their times; losses are read at the end: no step waits for its own."""
         way, timer, means = self.way, self.timer, []
+        way.meet()  # a rank that begins early would count its waiting for the others as a part of the first step
         timer.begin()
         for _ in range(count):
             began, held_s = time.perf_counter(), self._delay * self._least_s
@@ -222,7 +225,7 @@ def _row(job: Job, ranks: list[Row], stages: list[Row]) -> Row:
     explained = [sum(step[name] for name in PHASES) / step["step_s"] for own in steps for step in own]
     row = job.row() | {name: fmean(median(step[name] for step in own) for own in steps) for name in PHASES}
     row |= {
-        "steps_s": [max(step["step_s"] for step in together) for together in zip(*steps, strict=True)],
+        "steps_s": wall_s(np.array([[step["step_s"] for step in own] for own in steps]).T).tolist(),
         "exposed_s": fmean(rank["exposed_s"] for rank in ranks),
         "explained_shares": [min(explained), max(explained)],
         "rank_own_s": [max(0.0, rank["traced_s"] - rank["exposed_s"]) for rank in ranks],
