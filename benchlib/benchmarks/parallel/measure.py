@@ -108,6 +108,7 @@ def _rank(way: ShardedModel, rank: Rank, before: float | None) -> Row:
     with keep_alive(rank.events, config.startup_timeout_s):
         runner.timed(config.warmup)
     _count_anew(device)
+    way.meet()  # a rank that begins early would count its waiting for the others as a part of the first step
     seen: Row = {"times": runner.timed(config.steps), "losses": runner.losses[config.warmup :]}
     peak = _peak_bytes(device)
     seen["peak"] = None if peak is None or before is None else max(0.0, peak - before)
@@ -184,7 +185,6 @@ class Runner:
     def timed(self, count: int) -> list[dict[str, float]]:
         """Take ``count`` steps and return their times; losses are read at the end: no step waits for its own."""
         way, timer, means = self.way, self.timer, []
-        way.meet()  # a rank that begins early would count its waiting for the others as a part of the first step
         timer.begin()
         for _ in range(count):
             began, held_s = time.perf_counter(), self._delay * self._least_s
