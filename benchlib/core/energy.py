@@ -46,5 +46,7 @@ def _rise(
     if len(times_s) > 1 and times_s[0] <= began < ended <= times_s[-1]:
         before, after = np.interp([began, ended], times_s, totals)
         return float(after - before), ""
-    stated: dict[str, str] = next((event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {})
+    stated: dict[str, str] = next(
+        (event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {}
+    )
     return None, str(stated.get(name, f"no readings of {name} both before its begin and after its end"))

@@ -382,6 +382,7 @@ def _engines(config: Seq2seqConfig, compared: dict[str, Row]) -> list[Row]:
     plain, tuned = rows
     if len(compared) > 1:
         tuned["ratios"] = list(map(truediv, plain["step_s"], tuned["step_s"]))
+        tuned["why"] = {name: reason for name, reason in tuned["why"].items() if name != "ratios"}
     if config.compile and "tuned" in compared:
         tuned["compile_s"] = max(0.0, first_s["tuned"] - median(tuned["step_s"]))
     return rows
