@@ -197,7 +197,7 @@ def _target(check: Check, run: Rows) -> Judged:
         return check.answer("SKIPPED", reason, unit=_unit(ref))
     check = replace(check, source=check.source or f"target of the {run.config.tier} tier")
     judged = compare(check, run) if rows else check.answer("SKIPPED", "nothing that the target is for was measured")
-    return judged.model_copy(update={"limit": check.bound(wanted, ref), "gates": True})
+    return judged.model_copy(update={"limit": check.bound(wanted, ref), "gates": not check.informs})
 
 
 def _rule(check: Check, claims: Iterable[Claim]) -> Judged:

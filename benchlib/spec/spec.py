@@ -181,7 +181,8 @@ class Spec:
     ``warnings`` say what limits the meaning of a result, ``refuse`` raises ``UserError`` for files that a valid config
     names and that cannot be used, ``missed`` returns by parameter what was not done. ``recorded(events)`` returns the
     rows that pictures of a run without a result can show. ``exports`` are formats of the benchmark alone: name, what it is,
-    ``module:function``. ``rate`` makes its runs comparable by price (``benchlib.judge.cost``): the beginning of the name of the metric that counts items per second;
+    ``module:function``. ``rate`` makes its runs comparable by price (``benchlib.judge.cost``): the beginning of the name of the metric that counts items per second,
+    ``energy`` that of the joules per item;
     ``verified`` says what was verified, ``bounds`` how near the speeds come to what the machine can do,
     ``whole`` whether a run did the work that its config says, without which its values are not compared with a reference;
     ``batch`` are the fields of its config whose product with the ranks is the effective batch, ``ways`` those that
@@ -204,6 +205,7 @@ class Spec:
     bounds: Sequence[Bound] = ()
     whole: Callable[[Rows], bool] = lambda run: True
     rate: str = ""
+    energy: str = ""
     batch: Sequence[str] = ()
     ways: Sequence[str] = ()
     choices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -7,11 +7,14 @@ import training_cases as cases
 import transformers
 from worlds import in_ranks
 
+from benchlib.benchmarks.squad import run as squad
 from benchlib.config.schema import save_config
 from benchlib.core.errors import UserError
-from benchlib.core.events import read_events
+from benchlib.core.events import EventWriter, Moment, read_events
 from benchlib.results.run import Run
 from benchlib.runtime import checkpoint
+from benchlib.runtime.group import World
+from benchlib.runtime.measurement import Rank
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +151,22 @@ def test_the_trainer_runs_the_same_benchmark(model, tmp_path):
         assert result.metric("time_forward_s").provenance == "not_available"
         assert (result.value("padding_share") > 0.3) == (padding == "max_length")
         assert len((tmp_path / padding / "predictions.json").read_text()) > 10
+
+
+@pytest.mark.parametrize("engine", ["native", "trainer"])
+def test_the_peak_of_the_memory_is_that_of_the_training(group, held, model, tmp_path, monkeypatch, engine):
+    """The evaluation holds 8 GB, by a stand-in."""
+    predict = squad.predict
+
+    def predicted(*arguments):
+        held(8e9)
+        return predict(*arguments)
+
+    monkeypatch.setattr(squad, "predict", predicted)
+    config = cases.config_of(model, 1, engine=engine, max_length=64, doc_stride=16, max_steps=2)
+    rank = Rank(config, tmp_path, World(), EventWriter(tmp_path, "rank0"), Moment.now())
+    tables = squad.measure(rank)
+    assert tables["run"][0]["device_memory_gb"] == tables["ranks"][0]["device_gb"] == 1.0
 
 
 def test_xla_runs_the_same_benchmark(model, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import truediv
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from benchlib.core.events import keep_alive
 from benchlib.runtime import devices
 from benchlib.runtime.group import all_gather_objects, barrier
 from benchlib.runtime.measurement import Rank, Tables
-from benchlib.runtime.steps import Columns, agree, comm_device
+from benchlib.runtime.steps import Columns, agree, comm_device, wall_s
 from benchlib.workloads import training
 from benchlib.workloads.encdec import ENGINES, Plain
 from benchlib.workloads.largest import Trial, free_bytes, largest_batch, tried
@@ -225,7 +225,7 @@ def measure(rank: Rank) -> Tables:
     compared = compare(task, engines)
     del engines
     gc.collect()
-    plan = planned(task, median(compared[trainer.name]["step_s"]))
+    plan = planned(task, fmean(compared[trainer.name]["step_s"]))
     samples, warm = plan.samples // config.passes, config.warmup_epochs
 
     events.emit("phase", name="data")
@@ -345,7 +345,7 @@ def _unmeasured(config: Seq2seqConfig, sample_bytes: int) -> str:
 def _disk(task: Task, trained: Trained, warm: int) -> Row:
     """Read the shards raw, with their checksums and by the loaders of all ranks.
 
-    ``compute_s`` is a step without its waiting for data, after the first ``warm`` steps.
+    ``compute_s`` is the mean step without its waiting for data, after the first ``warm`` steps.
     """
     rank, source = task.rank, task.source
     assert isinstance(source, Shards)
@@ -358,7 +358,7 @@ def _disk(task: Task, trained: Trained, warm: int) -> Row:
     return {
         **{f"{kind}_mb_per_s": [sum(parts) / 1e6 for parts in rounds] for kind, rounds in total.items()},
         "sample_bytes": source.pairs.sample_bytes,
-        "compute_s": float(np.median((steady["step_s"] - steady["data_s"]).max(axis=1))),
+        "compute_s": float(wall_s(steady["step_s"] - steady["data_s"]).mean()),
     }
 
 
@@ -382,6 +382,7 @@ def _engines(config: Seq2seqConfig, compared: dict[str, Row]) -> list[Row]:
     plain, tuned = rows
     if len(compared) > 1:
         tuned["ratios"] = list(map(truediv, plain["step_s"], tuned["step_s"]))
+        tuned["why"] = {name: reason for name, reason in tuned["why"].items() if name != "ratios"}
     if config.compile and "tuned" in compared:
         tuned["compile_s"] = max(0.0, first_s["tuned"] - median(tuned["step_s"]))
     return rows

@@ -43,10 +43,10 @@ def train(task: Task) -> Trained:
         trainer.recorder = recorder
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
-        train_s = recorder.began.since()
+        trained = Trained(plan, recorder.rates, recorder.began, recorder.log.table).end(rank.world)
         trainer.accelerator.free_memory()
     recorder.gather()
-    trained = Trained(plan, recorder.rates, recorder.began, table=recorder.log.table, train_s=train_s)
+    trained.table = recorder.log.table
     groups = buckets(model.parameters(), config.bucket_cap_mb)
     trained.bucket_bytes = [sum(parameter.nbytes for parameter in group) for group in groups]
     trained.checksums = [compare_ranks(model, rank.world, rank.events, math.ceil(config.epochs))]
