@@ -75,6 +75,8 @@ def measure(rank: Rank) -> Tables:
     tables = training.rows(trained, rank, config.precision, first, warm)
     if not world.main:
         return tables
+    if loaded.flops.reason:
+        tables["steps"][0]["why"] |= dict.fromkeys(("flops", "mfu"), loaded.flops.reason)
     # Last, and loaded before the clock starts: the import of evaluate counts neither as memory of the training nor as time.
     metric = metrics.load("squad_v1")
     began = Moment.now()

@@ -27,7 +27,7 @@ DISTANCE = 1.1  # times the best split; measured over many splits the two neares
 PREDICTED = 0.25  # of a rank's compute time; beyond it the training plans again
 BASE = "bert-base-uncased"
 BASE_MINUTES = 45.0  # goal for its whole training; references.yaml has the times that others report
-FORMULA = "3 L [2S(4h² + 2hf) + 4S²h] on the padded shapes"
+FORMULA = "counted by torch, forward and backward, on the padded shapes"
 # Hub names and the parameters of the matrix products of their layers, L (4 h² + 2 h f): a folder's name alone proves nothing.
 MODELS = {
     BASE: ("BERT-base uncased", 12 * (4 * 768**2 + 2 * 768 * 3072)),
