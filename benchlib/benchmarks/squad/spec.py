@@ -247,7 +247,7 @@ def _work(row: Row, rows: Rows) -> Row:
         "data": DATA[config.data],
         "sequence_length": config.max_length,
         "doc_stride": config.doc_stride,
-        "precision": config.precision,
+        "precision": rows.run.get("precision", config.precision),
         "batch": config.batch_size * config.accumulation,
         "epochs": config.epochs,
         "learning_rate": config.learning_rate,
