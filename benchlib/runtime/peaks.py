@@ -22,7 +22,6 @@ from benchlib.runtime.timing import hold
 
 GROUP_S = 0.01
 MIN_SAMPLES = 3
-FEWEST = MIN_SAMPLES + 2  # products of a size: two warm up
 MIB = 1 << 20
 TIMES_CACHE = 4  # STREAM's rule: arrays of at least four times all last-level caches
 # Of a device 4 x 256 MiB: no driver tells the size of MI300X's Infinity Cache.
@@ -103,7 +102,7 @@ def matmul_peaks(
 ) -> list[MatmulPeak]:
     """Measure each size on its own, from the smallest on.
 
-    A size is left out when its fewest products would take longer than ``seconds``, judged by the smaller one before it.
+    A size is left out when one product of it would take longer than ``seconds``, judged by the smaller one before it.
     ``precision`` is a name of ``DTYPES``. A precision that the device does not have gives no samples and the reason. A wrong product raises ``RunBroken``. ``slowdown`` makes
     each timed group longer by this share of its time.
     """
@@ -112,7 +111,7 @@ def matmul_peaks(
     reason = devices.lacking(precision, device) if device.type == "cuda" or precision == "tf32" else ""
     with devices.products_held(precision, device):
         for size in sorted(set(sizes)) if not reason else ():
-            if peaks and FEWEST * 2 * size**3 / (peaks[-1].median or math.inf) > seconds:
+            if peaks and 2 * size**3 / (peaks[-1].median or math.inf) > seconds:
                 break
             try:
                 rates = _matmul_rates(device, DTYPES[precision], size, seconds, slowdown)

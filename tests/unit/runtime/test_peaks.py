@@ -49,8 +49,8 @@ def test_the_peak_of_all_ranks_is_the_best_sum_of_a_size_that_every_rank_measure
 
 def test_a_product_that_would_take_too_long_is_left_out(monkeypatch):
     monkeypatch.setattr(peaks, "_timed", lambda device, operation, repeats, slowdown=0.0: operation() is None or 0.01)
-    sizes = [peak.size for peak in peaks.matmul_peaks(CPU, "fp32", sizes=[256, 32, 64], seconds=0.5)]
-    # Five products of 64 are predicted to take 5 x 8 x 0.01 s; five of 256 then 5 x 64 x 0.01 s, which is more than 0.5 s.
+    sizes = [peak.size for peak in peaks.matmul_peaks(CPU, "fp32", sizes=[256, 32, 64], seconds=0.1)]
+    # 64 is predicted to take 8 x 0.01 s; 256 then 64 x 0.01 s, which is more than 0.1 s.
     assert sizes == [32, 64]
 
 
