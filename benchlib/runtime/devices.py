@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -162,7 +163,14 @@ def cache_bytes(where: torch.device) -> int:
 
 
 def peak_resident_bytes() -> float:
-    """Return the most bytes of RAM that this process held so far."""
+    """Return the most bytes of RAM that this process held so far.
+
+    Linux carries ``ru_maxrss`` over from the process that started this one; VmHWM begins with the program (proc(5)).
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024.0 * int(line.split()[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return float(peak if sys.platform == "darwin" else peak * 1024)
 

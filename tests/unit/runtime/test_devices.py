@@ -87,3 +87,15 @@ def test_the_last_level_caches_of_all_processors_are_added(tmp_path):
 def test_products_that_are_too_small_show_no_peak():
     assert not peaks.too_small(torch.device("cpu"), 256) and not peaks.too_small(torch.device("cuda"), 4096)
     assert "too small for a peak of cuda: take 4096" in peaks.too_small(torch.device("cuda"), 2048)
+
+
+def test_a_process_does_not_state_the_memory_of_the_one_that_started_it():
+    """The launcher holds 900 MB when it starts the child, which holds torch alone."""
+    child = "from benchlib.runtime import devices; print(devices.peak_resident_bytes())"
+    script = f"""
+import resource, subprocess, sys
+held = bytearray(b"1") * 900_000_000
+print(subprocess.run([sys.executable, "-c", {child!r}], capture_output=True, text=True, check=True).stdout)
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert 5e7 < float(told.stdout) < 8e8
