@@ -15,8 +15,8 @@ from benchlib.core.events import Event, Moment
 from benchlib.core.stats import percentile, percentile_interval
 from benchlib.core.stats import summary as spread
 from benchlib.judge.baselines import Comparison, regression_checks
+from benchlib.judge.checks import VALUES, agreement_check, budget_check, finite_check
 from benchlib.judge.checks import Check as Judged
-from benchlib.judge.checks import agreement_check, budget_check, finite_check
 from benchlib.judge.impossible.claim import Claim, in_its_unit
 from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.numbers import judged
@@ -251,7 +251,7 @@ class Spec:
         (rows, faults), claims = judged(self.tables, stored), Numbers.of_run(run)
         faults += [f"{metric.name} is {metric.fault} in the metrics" for metric in run.result.metrics if metric.fault]
         asked = [check for check in self.checks if check.when(run.config)]
-        shown = ["possible values", *(check.rule for check in asked if check.rule)]
+        shown = [*VALUES, *(check.rule for check in asked if check.rule)]
         return [
             *(answer for check in asked for answer in judge(check, rows, claims)),
             finite_check(claims, faults),

@@ -273,7 +273,8 @@ def prove(job: Job, device: torch.device) -> dict[str, Any]:
     else:
         loss, weight, _ = _differences(replace(job, weights="fp64"), device, PROOF_STEPS)
         proof = {"loss_error": loss, "weight_error": weight, "why": {}}
-    loss, _, gradient = _differences(job, device, 2)
+    with devices.products_held("fp32", device):
+        loss, _, gradient = _differences(job, device, 2)
     return proof | {"loss_error_fp32": loss, "gradient_error": gradient}
 
 

@@ -210,7 +210,8 @@ def measure(rank: Rank) -> Tables:
     """Compare the engines, train one of them and measure the disk."""
     config, world, events = rank.config, rank.world, rank.events
     precision = devices.mixed_precision(world.device) if config.amp else "fp32"
-    first = training.peak(rank, precision)
+    products = devices.products_in(precision, world.device)
+    first = training.peak(rank, products)
     batch, batches, searched = _batch(rank)
 
     events.emit("phase", name="model")
@@ -244,7 +245,7 @@ def measure(rank: Rank) -> Tables:
     disk = skipped if unmeasured else _disk(replace(task, source=probe), trained, warm * per_epoch)
     trained.tables = {"epochs": _epochs(trained, trainer, per_epoch, warm), "batches": batches, "disk": [disk]}
     trained.tables["engines"] = _engines(config, compared)
-    tables = training.rows(trained, rank, precision, first, warm=warm * per_epoch)
+    tables = training.rows(trained, rank, products, first, warm=warm * per_epoch)
     vocabulary, scope = config.vocabulary, config.scope(samples)
     floor = entropy(vocabulary) if vocabulary <= MAX_ENTROPY else math.log(vocabulary) + math.log(2) - 1
     identity: Row = {"data_dir": "a disk" if config.data_dir else ""}

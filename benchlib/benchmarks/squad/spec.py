@@ -27,7 +27,7 @@ DISTANCE = 1.1  # times the best split; measured over many splits the two neares
 PREDICTED = 0.25  # of a rank's compute time; beyond it the training plans again
 BASE = "bert-base-uncased"
 BASE_MINUTES = 45.0  # goal for its whole training; references.yaml has the times that others report
-FORMULA = "3 L [2S(4h² + 2hf) + 4S²h] on the padded shapes: what the device does"
+FORMULA = "counted by torch, forward and backward, on the padded shapes: what the device does"
 # Hub names and the parameters of the matrix products of their layers, L (4 h² + 2 h f): a folder's name alone proves nothing.
 MODELS = {
     BASE: ("BERT-base uncased", 12 * (4 * 768**2 + 2 * 768 * 3072)),
@@ -262,7 +262,7 @@ def _work(row: Row, rows: Rows) -> Row:
         "data": DATA[config.data],
         "sequence_length": config.max_length,
         "doc_stride": config.doc_stride,
-        "precision": config.precision,
+        "precision": rows.run.get("precision", config.precision),
         "batch": config.batch_size * config.accumulation,
         "epochs": config.epochs,
         "learning_rate": config.learning_rate,

@@ -108,7 +108,7 @@ class Recorder(transformers.TrainerCallback):
         """Add a micro-batch; its ``loss`` is the rank's mean, already divided by the accumulation."""
         rows, length = inputs["input_ids"].shape
         self._loss = self._loss + loss.detach() / self.task.rank.world.size
-        flops = self.task.loaded.train_flops(rows, length)
+        flops = self.task.loaded.flops.of(rows, length)
         self._counts += (rows, int(inputs["attention_mask"].sum()), rows * length, flops)
 
     def gather(self) -> None:

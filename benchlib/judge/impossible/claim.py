@@ -186,8 +186,12 @@ class Quantity(Part):
     """Any value that cannot be negative. ``value`` is null where it was not a finite number."""
 
     name: str = _of("what it is", ...)
-    value: float | None = _of("in its unit; null where it was not a finite number", ...)
+    value: float | None = _of("in its unit, of several the least; null where it was not a finite number", ...)
     unit: str = _of("unit of the value", "")
+    stated: float | None = _of("the value that stands for several")
+    most: Above0 | None = _of("most that is physically possible")
+    least: Above0 | None = _of("least that is physically possible")
+    ceiling_source: str = _of("why no more or no less is possible", "")
 
 
 class Claim(Part):

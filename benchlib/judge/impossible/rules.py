@@ -14,6 +14,7 @@ from typing import Any
 
 from benchlib.core.definitions import BUS_FACTORS, algbw_gbps
 from benchlib.core.text import quantity
+from benchlib.judge.impossible.ceilings import below_ceiling as below_ceiling
 from benchlib.judge.impossible.claim import Claim, Collective, Compute, Speed
 from benchlib.judge.impossible.findings import (
     PEAK_SLACK,

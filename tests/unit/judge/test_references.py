@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from benchlib.benchmarks.inference.spec import GEN_LEN
 from benchlib.cli import main
 from benchlib.config.schema import build, save_config
-from benchlib.core.definitions import encoder_train_flops
+from benchlib.core.definitions import encoder_forward_flops
 from benchlib.core.files import write_json
 from benchlib.judge.published import Measured, comparable, conditions_text, device_name, placements, section, summary
 from benchlib.judge.references import UNITS, registry
@@ -72,7 +72,7 @@ def test_figures_agree_with_what_can_be_recomputed(compute, expected, within):
 
 
 def share(rate_id, peak_id):
-    per_sequence = encoder_train_flops(12, 768, 3072, [(1, 384)])
+    per_sequence = 3 * encoder_forward_flops(12, 768, 3072, 384)
     assert per_sequence == pytest.approx(212.0e9, rel=1e-3)
     return value(rate_id) * per_sequence / (value(peak_id) * 1e12)
 
