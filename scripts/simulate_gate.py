@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -76,11 +77,19 @@ def repeated(statuses: Iterator[str]) -> str:
     return status
 
 
+def first_and_last(statuses: Iterator[str]) -> tuple[str, str]:
+    """Return the status after one new run, and the last that ``--repeat`` asks for."""
+    first = next(statuses)
+    return first, repeated(chain([first], statuses))
+
+
 def said(new: Sequence[Rates], old: Sequence[Rates], others: Sequence[float] | None = None) -> str:
     """Return what the gate says of runs; ``others``: what sensors saw that others took of the processors, new and old."""
     taken = others or (0.0, 0.0)
-    sides = (Side(THROUGHPUT, tuple(runs), share, bool(others)) for runs, share in zip((new, old), taken, strict=True))
-    return regression_check(LIMIT, *sides).status
+    after, before = (
+        Side(THROUGHPUT, tuple(runs), share, bool(others)) for runs, share in zip((new, old), taken, strict=True)
+    )
+    return regression_check(LIMIT, after, before).status
 
 
 def show(
@@ -194,17 +203,19 @@ def show_nights(store: Path, tier: str, nights: int, repeat: int, spread: float 
     print(f"\n| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     losing = next(items for items in metrics if any(item.limit.metric.startswith(LOST) for item in items))
     for accepted, dof in NIGHTS:
-        for runs_each in (1, repeat):
-            options = (accepted, dof, runs_each)
-            red = sum(
-                any(
-                    repeated(statuses_of(items, *options, False, 97 * night + place)) == "FAIL"
-                    for place, items in enumerate(metrics)
-                )
-                for night in range(nights)
-            )
-            lost = Counter(repeated(statuses_of(losing, *options, True, 97 * night)) for night in range(nights))
-            cells = [red, lost["FAIL"], lost["FAIL"] + lost["AMBIGUOUS"]]
+        red, lost = Counter[int](), Counter[tuple[int, str]]()
+        for night in range(nights):
+            options = (accepted, dof, repeat)
+            ends = [
+                first_and_last(statuses_of(items, *options, False, 97 * night + place))
+                for place, items in enumerate(metrics)
+            ]
+            for place, words in enumerate(zip(*ends, strict=True)):
+                red[place] += "FAIL" in words
+            lost.update(enumerate(first_and_last(statuses_of(losing, *options, True, 97 * night))))
+        for place, runs_each in enumerate((1, repeat)):
+            failed = lost[place, "FAIL"]
+            cells = [red[place], failed, failed + lost[place, "AMBIGUOUS"]]
             text = " | ".join(f"{100 * cell / nights:.1f}" for cell in cells)
             print(f"| {accepted}, {dof + 1 if dof else 0} | {runs_each} | {text} |", flush=True)
 

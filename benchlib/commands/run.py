@@ -344,7 +344,11 @@ def show_plan(planned: Plan, folder: Path) -> None:
 @click.option("--resume", metavar="RUN", help="Continue an interrupted run from its last checkpoint.")
 @click.option("--max-restarts", type=click.IntRange(0, 100), metavar="N", help="Restart failed ranks N times at most.")
 @click.option(
-    "--repeat", type=click.IntRange(1, 20), default=1, metavar="N", help="Repeat what noise leaves open, up to N runs."
+    "--repeat",
+    type=click.IntRange(1, 20),
+    default=1,
+    metavar="N",
+    help="Repeat what noise leaves open, and once what one run calls worse, up to N runs.",
 )
 @click.option(
     "--config",

@@ -439,15 +439,14 @@ def judged(limit: RegressionLimit, new: Side, old: Side, whole: Change, level: C
 def alone(new: Side, old: Side) -> bool:
     """Tell whether others on the machine cannot be the reason why the new runs have less throughput.
 
-    Sensors saw that nobody else took the processors; or so many runs agree, every new one below every accepted one. Where others
-    disturb each run with the same probability, they disturb all r new runs and none of k accepted ones with at most
-    r^r k^k / (r + k)^(r + k).
+    Sensors saw that nobody else took the processors; or every one of r new runs lies below every one of k accepted ones, and so many
+    that chance, whatever it does to single runs, orders unchanged ones so in 1 of (r + k)! / (r! k!) cases: F. Wilcoxon, "Individual
+    comparisons by ranking methods", Biometrics Bulletin 1, 1945.
     """
     if new.sensed and old.sensed:
         return max(new.others, old.others) < NOTICED
-    r, k = len(new.runs), len(old.runs)
-    chance = r**r * k**k / (r + k) ** (r + k)
-    return chance <= FALSE_ALARMS and max(new.values(LOG)) < min(old.values(LOG))
+    orders = math.comb(len(new.runs) + len(old.runs), len(new.runs))
+    return 1 / orders <= FALSE_ALARMS and max(new.values(LOG)) < min(old.values(LOG))
 
 
 def is_timed(unit: str) -> bool:
