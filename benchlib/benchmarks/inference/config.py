@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from benchlib.config import addresses
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig, Seconds
 from benchlib.core.errors import UserError
+from benchlib.core.stats import queries_needed
 from benchlib.core.text import duration
 from benchlib.workloads.llm import mininews
 
@@ -54,18 +55,6 @@ RULES = {
     "SingleStream": Rule("SingleStream", 100, 90, samples=5_000, model="llama3_1-8b-edge", slack=2),
     "MultiStream": Rule("MultiStream", 662, streams=8, of_model=False),
 }
-
-
-def queries_needed(percentile: float, over_latency: int) -> int:
-    """Return the least queries that prove ``percentile`` (0 to 1, open) with ``over_latency`` of them above the limit.
-
-    The early stopping of MLPerf LoadGen (confidence 99%, tolerance 0): of h + t queries t may be over the latency if
-    P(Binomial(h + t, 1 - p) <= t) <= 0.01. Source: mlcommons/inference, loadgen/early_stopping.cc.
-    """
-    from scipy.special import nbdtrik  # scipy.stats takes a second to import
-
-    # As many as bring one more over the limit with 99%.
-    return math.ceil(nbdtrik(0.99, over_latency + 1, 1 - percentile)) + over_latency + 1
 
 
 class InferenceConfig(BaseConfig):

@@ -152,3 +152,12 @@ def test_a_number_that_no_machine_can_wait_for_or_hold_is_refused(call, words, r
 def test_a_verb_with_a_slip_is_answered_with_the_nearest(call):
     result = call("rum", "quick")
     assert result.exit_code == 2 and "no verb 'rum': did you mean run?" in result.output
+
+
+def test_more_ranks_than_memory_holds_are_refused(call, monkeypatch):
+    monkeypatch.setattr(plan, "memory_bytes", lambda: 4 * 2**30)
+    result = call("run", "machine", "--tier", "smoke", "--backend", "cpu", "--set", "nproc=17", "--dry-run")
+    assert result.exit_code == 2 and "17 take 4 GiB, and this machine has 4 GiB: set nproc=16 or less" in result.output
+    assert (
+        call("run", "machine", "--tier", "smoke", "--backend", "cpu", "--set", "nproc=16", "--dry-run").exit_code == 0
+    )
