@@ -6,7 +6,7 @@ Method: simulated runs (``noise.py``: steady, autocorrelated, heavy-tailed, drif
 differ by 3 or 4%; a limit of 20%. Comparisons draw their runs from a pool of ``--pool`` runs and are judged by the gate's own code,
 as ``benchlib run --repeat`` judges them: at most ``--repeat`` new runs.
 
-    python scripts/simulate_gate.py [--comparisons 2000] [--pool 600] [--between 0.03,0.04] [--repeat 1] [--seed 0]
+    python scripts/simulate_gate.py [--comparisons 1000] [--pool 600] [--between 0.03,0.04] [--repeat 1] [--seed 0]
 
 A whole night: how often does any gated metric of an unchanged tier FAIL, and is a loss of 30% in one of them still detected? The
 metrics with their limits, directions and scatter within runs are those of the stored runs below a folder; they scatter between
@@ -223,7 +223,7 @@ def show_nights(store: Path, tier: str, nights: int, repeat: int, spread: float 
 def main() -> None:
     """Print a table for each kind of noise."""
     parser = options_of(__doc__)
-    parser.add_argument("--comparisons", type=int, default=2000, help="of each cell of a table")
+    parser.add_argument("--comparisons", type=int, default=1000, help="of each cell of a table")
     parser.add_argument("--pool", type=int, default=600, help="simulated runs that they draw from")
     parser.add_argument("--between", default="0.03,0.04", help="standard deviations between runs")
     parser.add_argument("--kinds", default=",".join(KINDS), help="of noise within runs")

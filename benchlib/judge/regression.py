@@ -387,8 +387,8 @@ def ruling(
     """Return what the gate, the history and a comparison say of a change, and why. ``old`` is the value of the reference.
 
     FAIL where the loss is beyond the limit, its interval excludes "no change", and it exceeds the change's ``reach``. PASS where
-    nothing is lost, whatever the interval, and where the loss is within the limit, less what has to be to ``spare``, and its
-    interval excludes twice the limit; else AMBIGUOUS. A boundary value passes.
+    nothing is lost, whatever the interval, and where the loss is within the limit, with so much to ``spare``, and its interval
+    excludes twice the limit; else AMBIGUOUS. A boundary value passes.
     """
     sign = -1 if direction == "higher" else 1
     allowed, twice = (allowed_loss(limit, change.scale, direction, old, times) for times in (1.0, TWICE))
