@@ -77,8 +77,9 @@ def run_all(
 ) -> int:
     """Run all plans and return the worst exit code. The results of a ``suite`` go to a file of that name in the day's folder.
 
-    A benchmark that noise leaves undecided runs again until it is decided, ``repeat`` times in all at most. The benchmarks
-    are interleaved, so that a disturbance of minutes does not hit all repetitions of one of them.
+    A benchmark that noise leaves undecided runs again until it is decided, ``repeat`` times in all at most, and so does one whose
+    first run alone FAILs against the accepted runs: a neighbour may have taken all of it. The benchmarks are interleaved, so that
+    a disturbance of minutes does not hit all repetitions of one of them.
     """
     from benchlib.show import index
 
@@ -86,9 +87,11 @@ def run_all(
     earlier = [list[Record]() for _ in planned]
     for turn, number in itertools.product(range(repeat), range(len(planned))):
         if turn:
-            if done[number].verdict.verdict != "AMBIGUOUS":
+            verdict = done[number].verdict
+            if verdict.verdict != "AMBIGUOUS" and not (turn == 1 and verdict.regressed):
                 continue
-            say(("undecided", "yellow"), f"  repetition {turn + 1} of at most {repeat}")
+            word = "undecided" if verdict.verdict == "AMBIGUOUS" else "worse than accepted"
+            say((word, "yellow"), f"  repetition {turn + 1} of at most {repeat}")
             record = load(done[number].run_dir)
             earlier[number].append(record.kept(record.limits))
         done[number] = run_one(planned[number], store, earlier[number], verbose)
@@ -341,7 +344,11 @@ def show_plan(planned: Plan, folder: Path) -> None:
 @click.option("--resume", metavar="RUN", help="Continue an interrupted run from its last checkpoint.")
 @click.option("--max-restarts", type=click.IntRange(0, 100), metavar="N", help="Restart failed ranks N times at most.")
 @click.option(
-    "--repeat", type=click.IntRange(1, 20), default=1, metavar="N", help="Repeat what noise leaves open, up to N runs."
+    "--repeat",
+    type=click.IntRange(1, 20),
+    default=1,
+    metavar="N",
+    help="Repeat what noise leaves open, and once what one run calls worse, up to N runs.",
 )
 @click.option(
     "--config",

@@ -22,7 +22,9 @@ from benchlib.judge.checks import Ask, Check, Status
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.regression import (
+    LEVEL,
     LINEAR,
+    LOG,
     NOTICED,
     KeptRuns,
     RegressionLimit,
@@ -30,9 +32,9 @@ from benchlib.judge.regression import (
     allowed_loss,
     baseline_check,
     chance_of_each,
+    deciding_spread,
     default_spread,
     moderated,
-    own_spread,
     pooled,
     read_runs,
     regression_check,
@@ -171,8 +173,7 @@ def require_alike(run: Run, here: dict[str, str], there: dict[str, str]) -> None
 def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: Comparison) -> list[Check]:
     """Compare each metric that has a limit with the baseline; a metric that only one side has is listed.
 
-    The earlier repetitions of an undecided run (``repeats.json``) count with it, but those whose level shifted only where all
-    did. An accepted run is compared with the other accepted ones: with itself it would always pass.
+    The earlier repetitions of an undecided run (``repeats.json``) count with it. An accepted run is compared with the other accepted ones: with itself it would always pass.
     """
     result, limits = run.result, adjusted(limits, run.config.limits)
     assert result is not None
@@ -201,7 +202,8 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
         together = [*earlier, latest] if metric is not None and metric.value is not None else [latest]
         new, old = side_of(together, limit.metric), side_of(others, limit.metric)
         if any(side and side.metric.provenance != "not_available" for side in (new, old)):
-            checks.append(regression_check(limit, new, old, spreads.get(limit.metric), chance))
+            known = [spreads.get(limit.metric + part) for part in ("", LEVEL)]
+            checks.append(regression_check(limit, new, old, known[0], chance, known[1]))
     return checks
 
 
@@ -210,20 +212,23 @@ def known_spreads(
 ) -> dict[str, Spread]:
     """Return by metric the spread between unchanged runs that a calibration and the stored runs of this fingerprint tell.
 
-    ``beside`` are the runs that are compared: their own spread is pooled with this one and must not count twice. Where the folder
+    Those of undisturbed levels have names that end with ``LEVEL``. ``beside`` are the runs that are compared: their own spread is pooled with this one and must not count twice. Where the folder
     of the ``run`` is not at hand there are no stored ones. The spread of these is that about their levels, so that a step between
     them or an odd one does not count.
     """
     earlier = [record for record in stored_runs(run) if not any(map(record.is_copy_of, beside))]
     spreads = {}
     for limit in limits:
-        side, about = side_of(earlier, limit.metric), None
+        side, values = side_of(earlier, limit.metric), dict[str, list[float]]()
+        scale = scale_of(limit, side.lowest) if side and side.runs else LOG
         if side and len(side.runs) >= MIN_STORED:
-            scale = scale_of(limit, side.lowest)
-            values = side.values(scale)
-            about = spread_about(levels(values), scale, float(np.median(values)), f"{len(values)} stored runs")
-        if spread := pooled(calibration.spread(limit.metric) if calibration else None, about):
-            spreads[limit.metric] = spread
+            values = {"": side.values(scale), LEVEL: side.levels}
+        for part in ("", LEVEL):
+            about = None
+            if of_runs := values.get(part):
+                about = spread_about(levels(of_runs), scale, float(np.median(of_runs)), f"{len(of_runs)} stored runs")
+            if spread := pooled(calibration.spread(limit.metric + part) if calibration else None, about):
+                spreads[limit.metric + part] = spread
     return spreads
 
 
@@ -258,7 +263,7 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping
         if not side or not side.runs:
             continue
         metric, scale = side.metric, scale_of(limit, side.lowest)
-        measured = pooled(own_spread(side.readings(scale)), known.get(limit.metric))
+        measured = pooled(deciding_spread(side, scale), known.get(limit.metric + LEVEL * bool(side.levels)))
         if not (spread := moderated(measured, default_spread(metric, limit, scale, side.others))):
             continue
         effect = smallest_loss(limit, side, measured, len(side.runs))

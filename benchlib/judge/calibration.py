@@ -6,12 +6,14 @@ by the fingerprint that baselines have too, and judged against each other by the
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from benchlib.core.text import day
 from benchlib.judge.regression import (
+    LEVEL,
     LOG,
     KeptRuns,
     RegressionLimit,
@@ -19,7 +21,9 @@ from benchlib.judge.regression import (
     Side,
     Spread,
     compared,
+    deciding_spread,
     is_timed,
+    level_spread,
     own_spread,
     read_runs,
     regression_check,
@@ -96,14 +100,23 @@ class Calibration(KeptRuns):
         others = [(run, [other for other in members if other is not run]) for run in members]
         statuses = Counter(_status(limit, *pair) for pair in others)
         return Calibrated(
-            limit, together, scale, spread, statuses, slowed, smallest_loss(limit, together, spread, runs=1)
+            limit,
+            together,
+            scale,
+            spread,
+            statuses,
+            slowed,
+            smallest_loss(limit, together, deciding_spread(together, scale), runs=1),
         )
 
     def spread(self, metric: str) -> Spread | None:
-        """Return the spread between unchanged runs of a metric, on its gate's scale; None where it was not measured."""
-        if not (item := self.calibrated.get(metric)):
-            return None
-        return Spread(item.spread.s, item.spread.dof, f"a calibration of {len(item.side.runs)} runs")
+        """Return the spread between unchanged runs of a metric, on its gate's scale; None where it was not measured.
+
+        A name that ends with ``LEVEL`` asks for that of their undisturbed levels.
+        """
+        item = self.calibrated.get(metric.removesuffix(LEVEL))
+        spread = item and (level_spread(item.side.levels) if metric.endswith(LEVEL) else item.spread)
+        return replace(spread, source=f"a calibration of {len(item.side.runs)} runs") if item and spread else None
 
     def sentence(self) -> str:
         # The metrics of a run are no separate trials: in the worst case other runs failed in each metric.

@@ -12,7 +12,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import PACKAGE, write_json
 from benchlib.judge import baselines
 from benchlib.judge.checks import Verdict, save_verdict
-from benchlib.judge.regression import RegressionLimit, save_repeats
+from benchlib.judge.regression import LEVEL, RegressionLimit, save_repeats
 from benchlib.results.metrics import measured
 from benchlib.results.record import load
 from benchlib.results.run import Result, Run, save_result
@@ -78,6 +78,7 @@ def watched(run, own, others):
 def test_a_single_accepted_run_decides_less_where_others_take_the_processors(make_run, own, others, status, source):
     """A loss of 35% on two cores. With 70% taken a run is 1 / (1 - 0.7) times slower: a third of ln 3.33 is 0.401."""
     old, new = (watched(make_run(name, rate=rate), own, others) for name, rate in (("old", 100.0), ("new", 65.0)))
+    assert (load(new.path).sensed, load(make_run("alone").path).sensed) == (True, False)
     baselines.accept(old, "first", LIMITS)
     check = checks_of(new)["rate"]
     assert check.status == status and source in check.source
@@ -245,14 +246,20 @@ def test_stored_runs_of_the_same_kind_tell_the_spread_accepted_or_not(make_run, 
     day = "store/smoke-20261120/squad-cpu"
     (tmp_path / "store" / "smoke-20261120").mkdir(parents=True)
     rates = (100.0, 101.0, 99.0, 100.5, 60.0, 99.5)
-    first, *_ = [make_run(f"{day}-10000{number}-abcdef", rate=rate) for number, rate in enumerate(rates)]
+    speeds = [measured("speed", [rate, rate / 2] * 20, "samples/s", "higher", average="harmonic") for rate in rates]
+    first, *_ = [
+        make_run(f"{day}-10000{number}-abcdef", rate=rate, more=[speeds[number]]) for number, rate in enumerate(rates)
+    ]
     make_run(f"{day}-200000-abcdef", rate=50.0, batch_size=4)
     make_run(f"{day}-200001-abcdef", rate=50.0, planted_slowdown=0.5)
     run = make_run(f"{day}-300000-abcdef")
     make_run(f"{day}-400000-abcdef", rate=10.0)
-    spread = baselines.known_spreads(load(run.path), LIMITS, None, [load(run.path).kept(LIMITS)])["rate"]
-    assert spread.source == "6 stored runs"
-    assert 0.004 < spread.s < 0.015
+    limits = [*LIMITS, RegressionLimit(metric="speed", share=0.2)]
+    spreads = baselines.known_spreads(load(run.path), limits, None, [load(run.path).kept(LIMITS)])
+    assert spreads.keys() == {"rate", "f1", "speed", f"speed{LEVEL}"}
+    for name in ("rate", "speed", f"speed{LEVEL}"):
+        assert spreads[name].source == "6 stored runs"
+        assert 0.004 < spreads[name].s < 0.015
     baselines.accept(first, "first", LIMITS)
     assert "from 5 stored runs, default" in checks_of(run)["rate"].source
 
