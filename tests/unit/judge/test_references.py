@@ -5,6 +5,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
+from benchlib.benchmarks.inference.spec import GEN_LEN
 from benchlib.cli import main
 from benchlib.config.schema import build, save_config
 from benchlib.core.definitions import encoder_train_flops
@@ -222,3 +223,31 @@ def test_the_command_line_lists_the_registry():
     wrong = runner.invoke(main, ["references", "--metric", "f2"])
     assert wrong.exit_code == 2
     assert "did you mean f1?" in wrong.output
+
+
+def test_no_figure_states_more_tokens_than_its_answers_may_have():
+    stated = [
+        item
+        for item in registry().figures
+        if item.metric.startswith("generated") and "articles" in str(item.conditions)
+    ]
+    limited = [item for item in stated if "new tokens" in item.conditions["setting"]]
+    assert len(limited) == 2
+    for item in limited:
+        answers = int(re.search(r"([\d,]+) articles", item.conditions["data"])[1].replace(",", ""))
+        most = answers * int(re.search(r"to (\d+) new tokens", item.conditions["setting"])[1])
+        low, _, high = item.in_kit_unit()
+        # A token of English text has some four or five characters: these figures are no tokens.
+        assert (
+            (high <= most)
+            if item.quantity.unit == "tokens"
+            else (item.quantity.unit, 3 < low / most < 6) == ("characters", True)
+        )
+    assert value("llama-8b-generated-characters") == GEN_LEN
+
+
+def test_the_windows_of_published_trainings_are_named_by_their_step():
+    # 384 tokens that advance by 128 give more windows than 384 that share 128, by which this kit cuts: 88,524.
+    figure = registry().figure("squad-train-features")
+    assert (figure.value, figure.conditions["window_step"]) == (88641, 128)
+    assert not any("doc_stride" in item.conditions for item in registry().figures)
