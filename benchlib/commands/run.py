@@ -329,7 +329,7 @@ def show_plan(planned: Plan, folder: Path) -> None:
         say("\n", (name, "bold"), " in the run folder\n", content)
     say("\n", ("expected work", "bold"), f"\n  {config.expected_work()}")
     say(
-        f"  the ranks end by themselves within {config.budget_s:.0f} s after their start-up and are ended after "
+        f"  the ranks end by themselves within {config.allowed_s:.0f} s after their start-up and are ended after "
         f"{config.hard_limit_s:.0f} s at the latest; the notebook's start and its pictures come on top, at most "
         f"{NOTEBOOK_S:.0f} s after the ranks"
     )

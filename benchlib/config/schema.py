@@ -205,7 +205,12 @@ class BaseConfig(BaseModel):
     @property
     def hard_limit_s(self) -> float:
         """Seconds after which the supervisor ends the run."""
-        return self.wall_limit_s or 2 * self.budget_s + self.startup_timeout_s
+        return self.wall_limit_s or 2 * self.allowed_s + self.startup_timeout_s
+
+    @property
+    def allowed_s(self) -> float:
+        """Seconds that the work may take: the budget, and what a slow-down that was injected on purpose adds."""
+        return self.budget_s * (1 + self.planted_slowdown)
 
     def check_whole(self) -> None:
         """Raise ``UserError`` for values that do not fit the machine, once torch was asked for its devices."""

@@ -119,7 +119,7 @@ def save_verdict(run_dir: Path | str, verdict: Verdict) -> None:
 
 def budget_check(run: Run) -> Check:
     ask = Ask("time budget", "Did the run stay within its tier's time budget?", kind="budget")
-    budget, result = run.config.budget_s, run.result
+    budget, result = run.config.allowed_s, run.result
     total_s, startup_s = (result.value(name) if result else None for name in ("total_s", "startup_s"))
     if total_s is None or startup_s is None:
         return ask.fact(False, "the run does not say how long it took (startup_s, total_s)")

@@ -322,7 +322,7 @@ def _series(steady: Columns, step_s: np.ndarray, world: World) -> Row:
     of_parts = (*PARTS, "data_wait_s", "exchange_overlap", "rank_skew")
     lacking = {name: NO_PARTS for name in of_parts if np.isnan(row[name]).any()}
     if np.isnan(row["flops"]).any():
-        lacking["flops"] = "the model's config does not name layers, hidden and intermediate size"
+        lacking["flops"] = "torch cannot count the FLOPs of this architecture"
     if world.size == 1:
         lacking |= {"exchange_overlap": "one rank exchanges nothing", "rank_skew": "one rank has nobody to wait for"}
     return row | dict.fromkeys(lacking) | {"why": lacking}
