@@ -7,8 +7,12 @@ import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
+import os
 import resource
+import shutil
 import sys
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -183,6 +187,31 @@ def require_precision(precision: str, where: torch.device) -> None:
 def mixed_precision(where: torch.device) -> str:
     """Return the precision of matrix products that the device is made for: bf16, else fp16, else fp32."""
     return next(name for name in ("bf16", "fp16", "fp32") if not lacking(name, where))
+
+
+def compiler(where: torch.device) -> str:
+    """Return the compiler that torch.compile calls for a device. Raises ``BackendUnavailable`` where it is lacking.
+
+    Inductor writes C++ for a CPU (CXX, else the system's own). For a GPU Triton writes a launcher in C (CC, else gcc or clang),
+    with the header files of Python.
+    """
+    variable, names, package = "CC", ["gcc", "clang"], "gcc libc6-dev"
+    if where.type not in _EVENT_TYPES:
+        variable, names, package = "CXX", ["clang++" if sys.platform == "darwin" else "g++"], "g++"
+    if chosen := os.environ.get(variable):
+        names = [chosen]
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        raise BackendUnavailable(
+            f"torch.compile needs a compiler and there is no {' or '.join(names)}: install it (Debian: apt install {package}; "
+            f"macOS: xcode-select --install), or name another one in {variable}"
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if where.type in _EVENT_TYPES and not header.exists():
+        raise BackendUnavailable(
+            f"torch.compile needs {header}: install Python's header files (Debian: apt install python3-dev)"
+        )
+    return found
 
 
 def autocast(precision: str, where: torch.device) -> contextlib.AbstractContextManager[Any]:

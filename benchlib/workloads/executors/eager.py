@@ -9,9 +9,6 @@ Notation: B rows, S tokens, H width.
 
 import contextlib
 import importlib
-import os
-import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -178,7 +175,7 @@ class Compiled(TorchExecutor):
         description["dynamic"] = "batch and length; batch 1 is compiled apart"
         backend = _XLA_BACKEND if where.type == "xla" else "inductor"
         if backend == "inductor":
-            description["compiler"] = require_compiler()
+            description["compiler"] = devices.compiler(where)
         torch.compiler.reset()
         self.module = answers = Answers(model.to(where))
         super().__init__(answers, where, description)
@@ -201,21 +198,9 @@ def require_package(name: str) -> Any:
         raise BackendUnavailable(f"{name} cannot be imported ({error}): pip install -e '.[parity]'") from error
 
 
-def require_compiler() -> str:
-    """Return the C++ compiler that Inductor takes: CXX, else the system's own. ``BackendUnavailable`` without one."""
-    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    compiler = shutil.which(name)
-    if not compiler:
-        raise BackendUnavailable(
-            f"Inductor needs a C++ compiler and there is no {name}: install it (Debian: apt install g++; "
-            "macOS: xcode-select --install), or name another one in CXX"
-        )
-    return compiler
-
-
 def aotinductor(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> TorchExecutor:
     """Export and compile for any B and S into ``folder/model.pt2``; see ``Make``: a C++ compiler is needed."""
-    compiler = require_compiler()
+    compiler = devices.compiler(torch.device("cpu"))  # the package is C++ on every device
     path = folder / "model.pt2"
     begin = time.monotonic()
     program = exported(model.to(where), example, where)
