@@ -140,6 +140,19 @@ def synchronize(where: torch.device) -> None:
         torch.get_device_module(where).synchronize()
 
 
+def synchronize_stream(where: torch.device) -> None:
+    """Wait for what was asked of the current stream, and not for other streams as those of exchanges; elsewhere for all."""
+    if has_events(where):
+        torch.get_device_module(where).current_stream(where).synchronize()
+    else:
+        synchronize(where)
+
+
+def moved(tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
+    """Return a tensor of the host on a device. The host does not wait where the device has a queue: it would, for pageable memory."""
+    return tensor.pin_memory().to(where, non_blocking=True) if has_events(where) else tensor.to(where)
+
+
 def reset_peak_memory(where: torch.device) -> None:
     """Reset the peak memory, on devices that count it."""
     if where.type in _EVENT_TYPES:

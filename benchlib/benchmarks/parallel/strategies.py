@@ -231,9 +231,11 @@ def record(way: ShardedModel) -> list[dict[str, Any]]:
     rows = list[dict[str, Any]]()
 
     def timed(stage: PipelineStage, inner: Callable[..., Any], phase: str, number: int, *args: Any, **more: Any) -> Any:
+        # A device waits for what a neighbour sends within its stream: that is idle time, and lies before the work.
+        devices.synchronize_stream(stage.device)
         began = time.perf_counter()
         result = inner(number, *args, **more)
-        devices.synchronize(stage.device)
+        devices.synchronize_stream(stage.device)
         kind = "input" if phase == "backward" and more.get("full_backward") is False else phase
         row = {"stage": stage.stage_index, "micro_batch": number, "phase": kind}
         rows.append(row | {"start_s": began, "end_s": time.perf_counter()})

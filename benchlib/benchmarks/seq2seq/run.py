@@ -123,7 +123,7 @@ class Engine(Work):
         if isinstance(source, Shards) and self.task.rank.world.local_rank == 0:
             self.cached.append(source.settle())
         parts, weights = zip(*share(self.task, epoch, steps), strict=True)
-        loaded = zip(source.batches(parts, pin=self.device.type == "cuda"), weights, strict=True)
+        loaded = zip(source.batches(parts, pin=devices.has_events(self.device)), weights, strict=True)
         return ((tokens.to(self.device, non_blocking=True), weight, True) for tokens, weight in loaded)
 
     def differentiate(self, batch: torch.Tensor, weight: float, last: bool, step: int) -> torch.Tensor:
