@@ -12,6 +12,7 @@ import resource
 import shutil
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,26 +106,49 @@ def _tpu(install: str) -> tuple[list[str], str]:
 
 
 def require(backend: str, devices: int = 1) -> None:
-    """Raise ``BackendUnavailable`` with the reason unless ``backend`` has at least ``devices`` devices here."""
+    """Raise ``BackendUnavailable`` with the reason unless ``backend`` has at least ``devices`` devices here.
+
+    One that is visible is enough: a launcher may give each rank its own (``srun --gpus-per-task=1``). ``shared`` tells if it did.
+    """
     names, reason = _available(backend)
     if reason:
         raise BackendUnavailable(f"backend {backend} is not available: {reason}")
-    if backend != "cpu" and len(names) < devices:
+    own = BACKENDS[backend].device_type in _EVENT_TYPES and len(names) == 1
+    if backend != "cpu" and len(names) < devices and not own:
         raise BackendUnavailable(
             f"backend {backend} has {counted(len(names), 'device')} here and {devices} ranks need one each: set nproc={len(names)}"
         )
 
 
 def device(backend: str, local_rank: int = 0) -> torch.device:
-    """Return the device of a rank, and make it the current one: LOCAL_RANK is the device number."""
+    """Return the device of a rank, and make it the current one: LOCAL_RANK is its number, if more than one is visible."""
     kind = BACKENDS[backend].device_type
     if kind in ("cpu", "mps"):
         return torch.device(kind)
     if kind == "xla":
         return importlib.import_module("torch_xla").device()  # type: ignore[no-any-return]
-    own = torch.device(kind, local_rank)
+    own = torch.device(kind, 0 if torch.get_device_module(kind).device_count() == 1 else local_rank)
     torch.get_device_module(own).set_device(own)
     return own
+
+
+def identity(where: torch.device) -> str:
+    """Return the UUID of a GPU, or of the part of one (MIG) that this process may use; '' where none is known."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if where.type not in _EVENT_TYPES or visible.startswith("MIG-"):
+        return visible.split(",")[where.index or 0] if where.type == "cuda" else ""
+    return str(getattr(torch.get_device_module(where).get_device_properties(where), "uuid", ""))
+
+
+def shared(owners: Sequence[tuple[str, str]]) -> str:
+    """Return which two ranks have one device, of (host, UUID) by rank; '' where each has its own or a UUID is not known."""
+    first = dict[tuple[str, str], int]()
+    for rank, owner in enumerate(owners):
+        if owner[1] and first.setdefault(owner, rank) != rank:
+            host, name = owner
+            remedy = "give each rank one of its own (srun --gpus-per-task=1, CUDA_VISIBLE_DEVICES), or set nproc to their number"
+            return f"ranks {first[owner]} and {rank} on {host} have one device, {name}: {remedy}"
+    return ""
 
 
 def has_events(where: torch.device) -> bool:

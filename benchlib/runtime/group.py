@@ -26,12 +26,12 @@ import torch.distributed as dist
 
 from benchlib import __version__
 from benchlib.config.schema import BaseConfig
-from benchlib.core.errors import RunBroken, UserError
+from benchlib.core.errors import BackendUnavailable, RunBroken, UserError
 from benchlib.core.files import read_json, write_json
 from benchlib.core.machine import BACKENDS
 from benchlib.core.text import shortened
 from benchlib.launch import nodes
-from benchlib.launch.nodes import Place, place
+from benchlib.launch.nodes import Place, attempt, place
 from benchlib.launch.processes import SUPERVISOR_PID
 from benchlib.runtime import devices
 from benchlib.runtime.libraries import LIBRARIES, Library
@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 COLLECTIVE_MARGIN_S = 30.0  # a collective gives up this much after the stall limit: the supervisor names the cause
 STORE_FILE = "store.json"
+TOLD_S = 10.0  # for all ranks to hear why they are refused
 POLL_S = 0.02
 CPU = torch.device("cpu")
 
@@ -150,10 +151,26 @@ def _join(
     common: dict[str, Any] = {"rank": where.rank, "world_size": where.size, "timeout": timedelta(seconds=timeout_s)}
     common |= library.options(config, where.rank) or bound  # bound to its device, a barrier need not guess one
     if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
-        dist.init_process_group(backend, init_method="env://", **common)
+        met, _, _ = next(dist.rendezvous("env://", where.rank, where.size, timeout=common["timeout"]))
+        store = dist.PrefixStore("default_pg", met)
     else:
         store = dist.PrefixStore("benchlib", _store(where, run_dir, config.startup_timeout_s))
-        dist.init_process_group(backend, store=store, **common)
+    if device.type != "cpu":  # before the library joins, which says less of it, or hangs
+        own_devices(dist.PrefixStore(f"devices {attempt()}", store), where, devices.identity(device))
+    dist.init_process_group(backend, store=store, **common)
+
+
+def own_devices(store: dist.Store, where: Place, name: str) -> None:
+    """Raise ``BackendUnavailable`` on all ranks if two of them have the same device, by the ``name`` of each rank's."""
+    store.set(str(where.rank), f"{platform.node()} {name}")
+    stated = [value.decode() for value in store.multi_get([str(rank) for rank in range(where.size)])]
+    owners = [(host, name) for host, _, name in (text.partition(" ") for text in stated)]
+    if reason := devices.shared(owners):
+        store.set(f"told {where.rank}", "")
+        if where.rank == 0:  # whose process may hold the store
+            with contextlib.suppress(RuntimeError):
+                store.wait([f"told {rank}" for rank in range(where.size)], timedelta(seconds=TOLD_S))
+        raise BackendUnavailable(reason)
 
 
 def _store(where: Place, run_dir: Path, startup_s: float) -> dist.TCPStore:
