@@ -160,6 +160,8 @@ def synchronize(where: torch.device) -> None:
     """Wait until the device has done all that was asked of it. Nothing to wait for on a CPU."""
     if where.type == "xla":
         importlib.import_module("torch_xla").sync(wait=True)
+    elif has_events(where):
+        torch.get_device_module(where).synchronize(where)
     elif where.type != "cpu":
         torch.get_device_module(where).synchronize()
 

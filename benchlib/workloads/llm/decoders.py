@@ -129,6 +129,8 @@ def load(name: str, device: str = "cpu", precision: str = "fp32", positions: int
     if kind not in ("cpu", "cuda", "xpu", "mps"):
         raise UserError(f"device = {device!r}: expected cpu, cuda, xpu or mps, or one by its number, as in cuda:1")
     devices.require("rocm" if kind == "cuda" and torch.version.hip else kind)
+    if ":" in device:  # else what asks for the current one would take the first
+        torch.get_device_module(kind).set_device(torch.device(device))
     dtype = DTYPES[precision]
     if name == RANDOM:
         model = _random(shrink, device, dtype)
