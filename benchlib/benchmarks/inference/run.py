@@ -26,7 +26,7 @@ from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import Event, keep_alive, read_events
 from benchlib.core.files import atomic_path
-from benchlib.core.machine import usable_cores
+from benchlib.core.machine import BACKENDS, usable_cores
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.workloads.llm import articles, served
@@ -134,7 +134,8 @@ def _settings(bench: Bench) -> Settings:
     longest = max(map(len, bench.data.prompts)) + config.max_new
     return Settings(
         **config.model_dump(include={"model", "precision", "slots", "shrink", "step_s", "served_model"}),
-        device=str(devices.device(config.backend, 0)),
+        # By name: the process of the test opens it, and this one keeps no context beside it.
+        device=BACKENDS[config.backend].device_type,
         threads=torch.get_num_threads(),
         positions=math.ceil(longest / 64) * 64,
         fixed_length=config.random,

@@ -191,11 +191,14 @@ def _timed(engine: Engine, batch: torch.Tensor, weight: float, update: bool = Tr
 def one_trial(config: Seq2seqConfig, batch: int, limit_bytes: int) -> Trial:
     """Train some steps on ``batch`` samples within ``limit_bytes``; the engine that holds more where both will run."""
     device = devices.device(config.backend)
-    precision = devices.mixed_precision(device) if config.amp else "fp32"
+    precision, held = devices.mixed_precision(device) if config.amp else "fp32", list[torch.Tensor]()
 
     def prepare() -> Callable[[], None]:
         model = ENGINES["tuned" if config.engine == "tuned" else "plain"](**config.shape).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
+        # Where both engines run, the other one stays while this one works: its weights and two moments, with DDP its gradients.
+        other = (3 + (config.world_size > 1)) * config.parameters if config.engine == "both" else 0
+        held.append(torch.ones(other, device=device))
         pairs = Pairs(batch, config.sequence, config.vocabulary, config.seed)
         tokens = torch.from_numpy(generate(pairs, np.arange(batch))).to(device)
 
