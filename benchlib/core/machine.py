@@ -41,7 +41,12 @@ BACKENDS: dict[str, Backend] = {
         Backend("rocm", "cuda", "nccl", "pip install torch from PyTorch's ROCm index and AMD's driver"),
         Backend("mps", "mps", "gloo", "a Mac with Apple silicon and macOS 14 or newer"),
         Backend("xpu", "xpu", "xccl", "pip install torch from PyTorch's XPU index and Intel's GPU driver"),
-        Backend("tpu", "xla", "xla", "pip install torch_xla[tpu] on a TPU machine"),
+        Backend(
+            "tpu",
+            "xla",
+            "xla",
+            "torch and torch_xla[tpu] of one release on a TPU machine, as docs/parity-cloud.md says",
+        ),
     )
 }
 
@@ -85,7 +90,9 @@ def _quotas() -> Iterator[float]:
             own |= dict.fromkeys(controllers.split(","), path)
     for mount, controller in ((CGROUPS, ""), (CGROUPS / "cpu", "cpu"), (CGROUPS / "cpu,cpuacct", "cpu")):
         names = [name for name in own.get(controller, "").split("/") if name]
-        depths = range(len(names) + 1) if ".." not in names else range(1)  # what is above a namespace's root is not shown
+        depths = (
+            range(len(names) + 1) if ".." not in names else range(1)
+        )  # what is above a namespace's root is not shown
         for folder in (mount.joinpath(*names[:depth]) for depth in depths):
             with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no quota
                 if controller:

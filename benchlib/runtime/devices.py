@@ -94,6 +94,10 @@ def _available(backend: str) -> tuple[list[str], str]:
 def _tpu(install: str) -> tuple[list[str], str]:
     if importlib.util.find_spec("torch_xla") is None:
         return [], f"torch_xla is not installed: {install}"
+    # It is compiled against torch's C++ interface: of another release its import ends in a missing symbol, if not in a crash.
+    own, needs = (".".join(importlib.metadata.version(name).split(".")[:2]) for name in ("torch", "torch_xla"))
+    if own != needs:
+        return [], f"torch_xla {needs} does not work with torch {own}: {install}"
     try:
         # Imported by name: the package exists on TPU machines only, and it starts the runtime.
         runtime = importlib.import_module("torch_xla.runtime")

@@ -71,3 +71,21 @@ def test_devices_of_two_hosts_and_parts_of_one_gpu_are_apart(gpus, monkeypatch):
     gpus("whole")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
     assert devices.identity(torch.device("cuda", 1)) == "MIG-2"
+
+
+@pytest.mark.parametrize(
+    ("torch_xla", "words"), [("2.9.0", "torch_xla 2.9 does not work with torch 2.13"), ("2.13.1", "finds no TPU")]
+)
+def test_torch_xla_of_another_release_is_named_and_not_imported(torch_xla, words, monkeypatch):
+    imported = []
+
+    def importing(name):
+        imported.append(name)
+        raise RuntimeError("no chip answers")
+
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(devices.importlib, "import_module", importing)
+    monkeypatch.setattr(devices.importlib.metadata, "version", {"torch": "2.13.0+cpu", "torch_xla": torch_xla}.get)
+    with pytest.raises(BackendUnavailable, match=words):
+        devices.require("tpu")
+    assert bool(imported) == (words == "finds no TPU")
