@@ -29,7 +29,7 @@ from benchlib.core.files import atomic_path
 from benchlib.core.machine import BACKENDS, usable_cores
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
-from benchlib.workloads.llm import articles, served
+from benchlib.workloads.llm import articles, decoders, served
 from benchlib.workloads.llm.articles import Summaries
 from benchlib.workloads.llm.engines import Policy, Settings
 from benchlib.workloads.llm.load import QUERY
@@ -68,6 +68,8 @@ def measure(rank: Rank) -> Tables:
     bench = Bench(rank, config.model_copy(update={"samples": run["samples"]}), data, run)
     if config.engine == "http":
         _meet(bench)
+    elif config.engine != "sim" and (note := decoders.attention_note(config.model)):
+        rank.events.emit("log", message=note)
     bench.tables["reduced"] = [row for scenario in config.scenarios for row in bench.config.reduced(scenario)]
     began_s = time.time()
     for scenario in config.scenarios:
@@ -124,6 +126,8 @@ def _meet(bench: Bench) -> None:
             dispatcher.start()
     finally:
         dispatcher.stop()
+    for note in dict.fromkeys(worker.note for worker in dispatcher.workers if worker.note):
+        events.emit("log", message=note)
     first, text = dispatcher.workers[0], any(worker.text for worker in dispatcher.workers)
     bench.run["simulated"] = sim = first.engine == "sim"
     bench.run["scope"] = config.scope(first.model, sim, text)

@@ -10,7 +10,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,13 @@ from benchlib.benchmarks.parity import golden, recording, switches, weights
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.inputs import Case, Inputs, padded, repeated
 from benchlib.config.schema import load_config
+from benchlib.core.errors import BackendUnavailable
 from benchlib.core.machine import cpu_model, versions
 from benchlib.runtime import devices
 from benchlib.workloads.answer_loss import answer_losses
 from benchlib.workloads.executors import MEMBERS, Member
 from benchlib.workloads.executors.eager import Executor, autocast, device_name
+from benchlib.workloads.model_files import attention_note
 from benchlib.workloads.numerics import BATCH, CURVE, GRADIENTS, LAYERS, LOSS, PADDING, max_abs
 from benchlib.workloads.stablehlo.export import pair
 
@@ -67,6 +69,10 @@ def record(run_dir: Path, name: str, work: Path, tell: Callable[[Any], None]) ->
     where = devices.device(backend)
     inputs = Inputs(place)
     model, model_sha256 = weights.loaded(place, member.attention)
+    if candidate and (note := attention_note(model, member.attention)):
+        if member.kernel and (member.name == member.kernel or member.name.startswith("sdpa_")):
+            raise BackendUnavailable(note)  # the kernel is what it is about
+        member = replace(member, attention="eager")  # which its description then says
     weights.inject(model, config.planted_layer if candidate else -1)
     switched = switches.hold(member, where)
     executor = make(model, member, where, inputs.tensors("layer"), work)

@@ -125,6 +125,8 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
         # Names become addresses; nobody is measured cold.
         with bench.client(bench.urls, config.startup_timeout_s) as (client, dispatcher):
             bench.urls = [worker.url for worker in dispatcher.workers if worker.ready]
+            for note in dict.fromkeys(worker.note for worker in dispatcher.workers if worker.note):
+                events.emit("log", message=note)
             simulated = any(worker.engine == "sim" for worker in dispatcher.workers)
             client.at_once(2 * len(bench.urls))
         gc.freeze()  # what is loaded stays for good: collections look at queries alone, and seldom
