@@ -15,7 +15,7 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -33,7 +33,7 @@ from benchlib.core.text import shortened
 from benchlib.launch import nodes
 from benchlib.launch.nodes import Place, attempt, place
 from benchlib.launch.processes import SUPERVISOR_PID
-from benchlib.runtime import devices
+from benchlib.runtime import devices, transport
 from benchlib.runtime.libraries import LIBRARIES, Library
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     torch.set_num_threads(where.threads(config.threads))
     device = devices.device(config.backend, where.local_rank)
     timeout_s = config.stall_timeout_s + COLLECTIVE_MARGIN_S
-    with _interface(config, where):
+    with _interface(config, where, transport.variables(Path(run_dir), where.rank)):
         _join(library, where, Path(run_dir), device, timeout_s, config)
         try:
             _agree(config, where, Path(run_dir))
@@ -93,18 +93,18 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
 
 
 @contextlib.contextmanager
-def _interface(config: BaseConfig, where: Place) -> Iterator[None]:
-    """Tell gloo and NCCL the network interface by which the nodes meet, unless the environment names one already.
+def _interface(config: BaseConfig, where: Place, log: Mapping[str, str]) -> Iterator[None]:
+    """Tell gloo and NCCL the network interface by which the nodes meet, unless the environment names one already, and NCCL its ``log``.
 
     Left alone gloo takes the one of the host's name, which may be another, or none at all. The variables are read
     whenever a group is made, and are taken back at the end: another world of this process may meet elsewhere.
     """
-    chosen = {}
+    chosen = dict(log)
     if where.one_node:
         chosen["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     elif name := nodes.own_addresses().get(_address(config)):
         # "=": this interface, and not all whose names begin so
-        chosen = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+        chosen |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
     ours = {variable: name for variable, name in chosen.items() if variable not in os.environ}
     os.environ.update(ours)
     try:
@@ -207,6 +207,13 @@ def all_gather_objects(value: T) -> list[T]:
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+def transports(run_dir: Path, here: World) -> list[str]:
+    """Return by which ways NCCL moved the data of all ranks, see ``transport``; [] of another library. A collective of NCCL."""
+    if here.collective != "nccl":
+        return []
+    return sorted({way for ways in all_gather_objects(transport.told(run_dir, here.rank)) for way in ways})
 
 
 def weight_checksum(model: torch.nn.Module) -> str:

@@ -153,6 +153,26 @@ def test_wrong_input_is_reported_before_anything_starts(words, message, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+def test_a_pod_asks_for_the_adapters_that_a_profile_names(tmp_path):
+    named = {"rdma/hca_shared_devices_a": "1"}
+    annotations = {"k8s.v1.cni.cncf.io/networks": "ib-net"}
+    section = {
+        "resource": "nvidia.com/gpu",
+        "resources": named,
+        "capabilities": ["IPC_LOCK"],
+        "annotations": annotations,
+    }
+    for values, granted in ((section, {"drop": ["ALL"], "add": ["IPC_LOCK"]}), ({}, {"drop": ["ALL"]})):
+        (tmp_path / "ours.yaml").write_text(yaml.safe_dump({"kubernetes": values}))
+        manifest = job("kubernetes", tmp_path / "ours.yaml", nnodes=2, nproc=8).files["manifest.yaml"]
+        template = next(item for item in yaml.safe_load_all(manifest) if item["kind"] == "Job")["spec"]["template"]
+        (container,) = template["spec"]["containers"]
+        limits = {"nvidia.com/gpu": "8", **named} if values else {}
+        assert container["resources"].get("limits", {}) == limits
+        assert container["securityContext"]["capabilities"] == granted
+        assert template["metadata"].get("annotations", {}) == (annotations if values else {})
+
+
 START = """
 import sys, time
 from pathlib import Path
