@@ -30,6 +30,7 @@ _XLA_BACKEND = "openxla"  # torch_xla's own name in torch.compile
 # token_type_ids), int64 (B, S) each, on the CPU.
 Inputs = Mapping[str, torch.Tensor]
 Logits = tuple[torch.Tensor, torch.Tensor]
+MASK = "attention_mask"
 
 
 class Executor:
@@ -92,6 +93,12 @@ def plain(result: Any) -> torch.Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
+def unpadded(inputs: Inputs) -> Inputs:
+    """Return the first row of an input without its padding."""
+    real = inputs[MASK][0].bool()
+    return {name: tensor[:1, real] for name, tensor in inputs.items()}
+
+
 class TorchExecutor(Executor):
     """What torch's own executors share, and a loaded package of AOTInductor: ``call`` returns (start, end), (B, S) each."""
 
@@ -99,8 +106,11 @@ class TorchExecutor(Executor):
         super().__init__(where, description)
         self._call = call
 
+    masks = True
+
     def place(self, inputs: Inputs) -> dict[str, torch.Tensor]:
-        return {name: tensor.to(self.where) for name, tensor in inputs.items()}
+        taken = inputs if self.masks else {name: inputs[name] for name in inputs if name != MASK}
+        return {name: tensor.to(self.where) for name, tensor in taken.items()}
 
     def run(self, placed: Inputs) -> Logits:
         with torch.no_grad():
@@ -135,9 +145,9 @@ class Eager(TorchExecutor):
             raise BackendUnavailable(f"{device_name(where)} has no fp64 units")
         self.module = (model.double() if member.precision == "fp64" else model).to(where)
         super().__init__(self._called, where, described("{}, call by call", member))
-        self.member = member
+        self.member, self.masks = member, member.masks
         try:
-            self.forward(example)
+            self.forward(example if member.masks else unpadded(example))
         except RuntimeError as error:
             if member.kernel and any(text in str(error) for text in _NO_KERNEL):
                 raise BackendUnavailable(
