@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from benchlib import __version__
-from benchlib.core.errors import UserError, unexpected
+from benchlib.core.errors import UserError, nearest, unexpected
 from benchlib.core.interrupts import EXIT_INTERRUPTED
 
+LONGEST = 1000  # letters of a first sentence: more than any has
 EXIT_USAGE = 2  # wrong input, or an error that nobody foresaw
 VERBS = {  # by where they stand in ``commands``
     **{name: f"{name}.verb" for name in ("baseline", "calibrate", "compare", "history", "predict", "run")},
@@ -37,6 +38,22 @@ class _Verbs(click.Group):
             module, attribute = VERBS[name].split(".")
             return getattr(importlib.import_module(f"benchlib.commands.{module}"), attribute)  # type: ignore[no-any-return]
         return _of_benchmarks().get(name)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs, each with its whole first sentence: click would cut it at the end of the line."""
+        commands = [(name, self.get_command(context, name)) for name in self.list_commands(context)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, command.get_short_help_str(limit=LONGEST)) for name, command in commands if command]
+            )
+
+    def resolve_command(
+        self, context: click.Context, words: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb of a command line; for an unknown one the nearest is named."""
+        if self.get_command(context, words[0]) is None:
+            context.fail(f"no verb {words[0]!r}: {nearest(words[0], self.list_commands(context))}")
+        return super().resolve_command(context, words)
 
     def invoke(self, context: click.Context) -> Any:
         """Run a verb: an error is one sentence and exit code 2, the traceback of an unexpected one goes to a file.

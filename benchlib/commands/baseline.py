@@ -1,5 +1,6 @@
 """``benchlib baseline``: accept, list and show the runs that later ones are compared with."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import click
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError
-from benchlib.core.text import day
+from benchlib.core.text import counted, day
 from benchlib.judge import baselines, reference_values
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
@@ -16,6 +17,7 @@ from benchlib.judge.checks import save_verdict, verdict_of
 from benchlib.judge.regression import LOG, TWICE, side_of
 from benchlib.results.record import load
 from benchlib.results.run import Run
+from benchlib.results.verdict import EXIT_FAIL
 from benchlib.show.digest import interval
 
 
@@ -33,7 +35,7 @@ def verb() -> None:
     "--reference", is_flag=True, help="Accept what RUN computed (losses, scores) for any machine, not its speed."
 )
 def _accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool, reference: bool) -> None:
-    """Make RUN the baseline of its benchmark, tier and fingerprint. Several runs of one kind are accepted together.
+    """Make RUN the baseline of its benchmark, tier and fingerprint. Several runs of one benchmark are accepted together.
 
     Of several runs it shows how much they differ and the smallest loss that the gate will find.
     """
@@ -44,7 +46,7 @@ def _accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool, r
 
 
 def accept_reference(folders: Sequence[Path], reason: str, add: bool) -> None:
-    runs = _acceptable(folders, but=reference_values.NAME)
+    runs = [_acceptable(Run(folder), but=reference_values.NAME) for folder in folders]
     values = [BENCHMARKS[run.config.benchmark].spec.page(run)[1] for run in runs]
     path = reference_values.accept(runs, values, reason, add)
     compared = reference_values.compared(runs[0], values[0])
@@ -52,26 +54,47 @@ def accept_reference(folders: Sequence[Path], reason: str, add: bool) -> None:
     say(f"accepted as the reference: {path}\ncommit this file to share it.")
 
 
-def _acceptable(folders: Sequence[Path], but: str = "") -> list[Run]:
-    """Judge runs again and require that they passed, ``but`` for the check that they are to change: a wider reference."""
-    runs = [Run(path) for path in folders]
-    for run in runs:
-        # The stored verdict may be older than what lies in the folder, or than the baselines.
-        verdict = judging.judged(run)
-        failed = verdict.verdict == "FAIL" and but
-        others = [check for check in verdict.checks if check.name != but]
-        baselines.require_acceptable(run, verdict_of(others) if failed else verdict)
-        save_verdict(run.path, verdict)
-    return [Run(run.path) for run in runs]
+def _acceptable(run: Run, but: str = "") -> Run:
+    """Judge a run again and require that it passed, ``but`` for the check that it is to change: a wider reference."""
+    # The stored verdict may be older than what lies in the folder, or than the baselines.
+    verdict = judging.judged(run)
+    failed = verdict.verdict == "FAIL" and but
+    others = [check for check in verdict.checks if check.name != but]
+    baselines.require_acceptable(run, verdict_of(others) if failed else verdict)
+    save_verdict(run.path, verdict)
+    return Run(run.path)
 
 
 def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool) -> None:
     """Make runs the baseline of their fingerprint, or with ``add`` more runs of it, and say where it is.
 
-    Several runs must be of one kind. Each is judged again first.
+    Runs of one benchmark are accepted together, all or none. Each is judged again first. What cannot be accepted is named at the end,
+    with exit code 1; where nothing can, that is the error.
     """
-    runs = _acceptable(folders)
-    first = load(runs[0].path)
+    kinds = dict[tuple[str, str, str], list[Run]]()
+    refused, accepted = list[str](), False
+    for folder in folders:
+        try:
+            run = _acceptable(Run(folder))
+            kinds.setdefault((run.config.benchmark, run.config.tier, run.config.backend), []).append(run)
+        except UserError as error:
+            refused.append(str(error))
+    for runs in kinds.values():
+        try:
+            _accept_together(runs, reason, add, if_improved)
+            accepted = True
+        except UserError as error:
+            refused.append(str(error))
+    if not accepted:
+        raise UserError("\n".join(refused))
+    for why in refused:
+        say(("not accepted: ", "yellow"), why)
+    if refused:
+        sys.exit(EXIT_FAIL)
+
+
+def _accept_together(runs: list[Run], reason: str, add: bool, if_improved: bool) -> None:
+    first, before = load(runs[0].path), baselines.find(runs[0]).baseline
     limits = first.limits
     path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved)
     accepted = baselines.load_baseline(path)
@@ -80,6 +103,8 @@ def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool) -
     rows = baselines.widths(accepted, limits, spreads)
     show_table(row.cells for row in rows)
     say(f"accepted: {path}\ncommit this file to share it.")
+    if before and not add:
+        say(f"It replaces {counted(len(before.runs), 'accepted run')}; --add would have kept them.")
     blunt = any(row.times > TWICE for row in rows)
     say((baselines.reach(accepted, rows), "yellow" if blunt else "dim"))
 

@@ -33,6 +33,15 @@ OPTIONAL = (  # modules and programs
     ("ipywidgets", "live progress in JupyterLab", NOTEBOOKS),
     ("pynvml", "power, temperature and energy of NVIDIA GPUs", "pip install -e '.[nvidia]'"),
     ("amdsmi", "power, temperature and energy of AMD GPUs", "install amd-smi-lib of ROCm and its Python package"),
+    ("mlperf_loadgen", "inference: MLPerf's load generator", "pip install -e '.[inference]' (Linux)"),
+    ("rouge_score", "inference: scores of summaries", "pip install -e '.[inference]'"),
+    ("jax", "compiled, parity: XLA", "pip install -e '.[xla]'"),
+    ("iree.compiler", "compiled: IREE, a second compiler of the same program", "pip install -e '.[compiled]'"),
+    ("onnxruntime", "parity: ONNX Runtime", "pip install -e '.[parity]'"),
+    ("openvino", "parity: OpenVINO", "pip install -e '.[parity]'"),
+    ("triton", "parallel: the fused loss on a GPU", "comes with torch's wheels for CUDA and ROCm"),
+    ("mpi4py", "collective=mpi", "pip install -e '.[mpi]'"),
+    ("mlflow", "benchlib export --to mlflow", "pip install -e '.[export]'"),
     ("kubectl", "runs on Kubernetes", KUBECTL),
     ("sbatch", "runs on a SLURM cluster", SLURM),
     ("torchx", "runs through TorchX", TORCHX),
@@ -116,12 +125,20 @@ def examine() -> Iterator[tuple[Any, ...]]:
     for name, reason in sorted(missing.items()):
         yield False, f"sensor {name}", reason
     for name, use, install in OPTIONAL:
-        yield bool(importlib.util.find_spec(name) or shutil.which(name)), name, use, install
+        yield _installed(name), name, use, install
     folder = outputs()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free, writable = shutil.disk_usage(existing).free, os.access(existing, os.W_OK)
     seen = f"{folder}: {free / 1e9:.0f} GB free{'' if writable else ', not writable'}"
     yield writable and free > FREE_BYTES, "outputs", seen, "choose another folder with --out DIR"
+
+
+def _installed(name: str) -> bool:
+    """Tell whether a module or a program of this name is there."""
+    try:
+        return bool(importlib.util.find_spec(name) or shutil.which(name))
+    except ModuleNotFoundError:  # the package that the module lies in
+        return False
 
 
 @click.command()

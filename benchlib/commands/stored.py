@@ -12,6 +12,7 @@ from benchlib.commands.run import keep, settled
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError, unexpected
 from benchlib.core.files import outputs
+from benchlib.core.options import Finite
 from benchlib.core.terminal import one_line
 from benchlib.core.text import look, shortened
 from benchlib.judge import verdict as judging
@@ -78,9 +79,7 @@ def report(runs: tuple[Path, ...], form: str, out: Path | None) -> None:
 
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--price", type=click.FloatRange(0, min_open=True), metavar="USD", help="Of a device (CPU: machine) hour."
-)
+@click.option("--price", type=Finite(0, min_open=True), metavar="USD", help="Of a device (CPU: machine) hour.")
 def page(folder: Path, price: float | None) -> None:
     """Write FOLDER/report.html: whether this machine is right, fast and worth its price.
 

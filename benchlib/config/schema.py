@@ -5,6 +5,7 @@ state only what differs from the defaults of the benchmark's config class.
 """
 
 import functools
+import re
 import shlex
 import types
 import typing
@@ -13,7 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config import cluster
@@ -23,6 +33,27 @@ from benchlib.core.machine import BACKENDS, MOVES
 
 Model = TypeVar("Model", bound=BaseModel)
 EMBEDDED_MODEL = "tiny"  # the value of ``model`` that stands for the kit's own small encoder
+
+
+UNITS_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(rf"([0-9]+[.]?[0-9]*) ?({'|'.join(UNITS_S)})")
+_PERCENT = re.compile(r"([0-9]+[.]?[0-9]*) ?%")
+
+
+def as_seconds(value: object) -> object:
+    """Return the seconds of a duration such as `90s`, `5min` or `8h`; anything else as it is."""
+    written = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    return float(written[1]) * UNITS_S[written[2]] if written else value
+
+
+def as_share(value: object) -> object:
+    """Return the share of a percentage such as `10%`; anything else as it is."""
+    written = _PERCENT.fullmatch(value.strip()) if isinstance(value, str) else None
+    return float(written[1]) / 100 if written else value
+
+
+Seconds = Annotated[float, BeforeValidator(as_seconds)]
+Share = Annotated[float, BeforeValidator(as_share)]
 
 
 class BaseConfig(BaseModel):
@@ -57,21 +88,21 @@ class BaseConfig(BaseModel):
     )
     threads: int = Field(0, ge=0, le=4096, description="CPU threads of each rank; 0: cores / ranks on the node")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="random seed for data, weights, order and dropout")
-    budget_s: float = Field(60.0, gt=0, description="seconds from the start-up of the ranks to their result; a check")
-    startup_timeout_s: float = Field(
+    budget_s: Seconds = Field(60.0, gt=0, description="seconds from the start-up of the ranks to their result; a check")
+    startup_timeout_s: Seconds = Field(
         120.0, gt=0, description="seconds until every rank must be at work; then the run is ended"
     )
-    stall_timeout_s: float = Field(
+    stall_timeout_s: Seconds = Field(
         60.0, gt=0, description="seconds without an event from a rank; then the run is ended"
     )
-    wall_limit_s: float = Field(
+    wall_limit_s: Seconds = Field(
         0.0, ge=0, description="seconds after which the run is ended; 0: twice the budget plus the start-up"
     )
 
-    planted_slowdown: float = Field(
+    planted_slowdown: Share = Field(
         0.0, ge=0, le=10, description="share by which timed work is slowed down on purpose, to test the gate; 0: none"
     )
-    limits: dict[str, Annotated[float, Field(ge=0)]] = Field(
+    limits: dict[str, Annotated[Share, Field(ge=0)]] = Field(
         default={},
         description="limits of the gate by metric, in place of the benchmark's: "
         "shares or amounts, limits.train_samples_per_s=0.1",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import benchlib
+from benchlib.core.checkout import code
 from benchlib.core.errors import UserError
 
 
@@ -124,6 +125,16 @@ def versions() -> dict[str, str]:
     return installed
 
 
+def memory_bytes() -> int:
+    """Return the memory that this machine has, or that its container may take."""
+    import psutil  # here: the help of the command line imports the backends
+
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    total = int(psutil.virtual_memory().total)
+    return total if text == "max" else min(total, int(text))
+
+
 def describe(probe: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the facts about this machine that go into ``machine.json``.
 
@@ -146,6 +157,7 @@ def describe(probe: dict[str, Any] | None = None) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "versions": versions(),
+        "code": code(),
         "drivers": drivers(),
         "devices": probe or {},
     }

@@ -122,6 +122,30 @@ def loadgen_percentile(samples: Sequence[float] | np.ndarray, share: float) -> f
     return float(ordered[min(int(len(ordered) * share), len(ordered) - 1)]) if len(ordered) else math.nan
 
 
+def queries_needed(share: float, late: int) -> int:
+    """Return the least queries that show with 99% confidence that a ``share`` of all (0 to 1, open) is in time, ``late`` of them not.
+
+    Of n independent queries so few are late by chance, P(Binomial(n, 1 - share) <= late) <= 0.01. It is the early stopping of MLPerf
+    LoadGen without tolerance: mlcommons/inference, loadgen/early_stopping.cc.
+    """
+    from scipy.special import nbdtrik  # scipy.stats takes a second to import
+
+    # As many as bring one more over the limit with 99%.
+    return math.ceil(nbdtrik(0.99, late + 1, 1 - share)) + late + 1
+
+
+def early_stopping_estimate(samples: Sequence[float] | np.ndarray, share: float) -> float:
+    """Return a sample that bounds a percentile with 99% confidence; NaN of fewer samples than ``queries_needed(share, 1)``.
+
+    It is MLPerf LoadGen's result of SingleStream (mlcommons/inference, loadgen/results.cc): ``sorted[n - late]`` with as many late
+    ones as n samples allow. So it is the next sample above the least one that would do.
+    """
+    ordered, late = np.sort(samples), 0
+    while queries_needed(share, late + 1) <= len(ordered):
+        late += 1
+    return float(ordered[-late]) if late else math.nan
+
+
 def percentile_interval(samples: Sequence[float] | np.ndarray, share: float) -> tuple[float | None, float | None]:
     """Return the 95% interval of a percentile by its order statistics: binomial, no distribution is assumed.
 

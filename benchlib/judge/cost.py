@@ -119,8 +119,9 @@ class Machine:
 
     @property
     def devices(self) -> int:
-        """What is paid for: what the run states, else nodes of a CPU backend and ranks of others."""
-        return int(self.fact("paid_devices") or self._factor("nodes" if self.first.backend == "cpu" else "world_size"))
+        """What is paid for: what the run states, else the servers that it asked, nodes of a CPU backend and ranks of others."""
+        here = self._factor("nodes" if self.first.backend == "cpu" else "world_size")
+        return int(self.fact("paid_devices") or len(self.config.get("workers") or ()) or here)
 
     @property
     def models(self) -> list[str]:

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import benchlib
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
@@ -16,6 +17,7 @@ from benchlib.results.record import load
 from benchlib.results.run import Result, Run, save_result
 
 ENDED = Ask("run completed", "Did every rank finish its work?", "outcome")
+JUDGED_BEFORE = Ask("judged by this version", "Do this version's definitions hold for the run?", "outcome")
 NOTEBOOK_ERROR = "logs/notebook.error.json"
 PLAIN = {"DeadKernelError": "its kernel died", "TimeoutError": ""}  # '' is an error's message alone
 
@@ -55,10 +57,13 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
         return _elsewhere(run)
     if broken := _why_broken(run):
         return _broken([], broken, status is not None and status["outcome"] == "stopped")
+    faults = run_folder.file_faults(run.path, verdict=False)
+    if not faults and (stored := _of_an_earlier_version(run)):
+        return stored
     comparison, ranks = baselines.find(run, baselines_root), run.config.world_size
     ended = f"all {ranks} ranks exited normally" if ranks > 1 else "the rank exited normally"
     checks = [ENDED.answer("PASS", ended), *_restart_check(run)]
-    if (faults := run_folder.file_faults(run.path, verdict=False)) is not None:  # an older run has no files.json
+    if faults is not None:  # an older run has no files.json
         reason = "; ".join(faults) or "sizes and checksums match files.json"
         question = "Are the files unchanged since the run ended?"
         checks.append(Ask("files intact", question, "outcome").fact(not faults, reason))
@@ -74,6 +79,24 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     if measured := comparison.calibration:
         verdict.gate = {"sentence": measured.sentence(), "method": measured.method(), "rows": measured.rows()}
     return verdict
+
+
+def _of_an_earlier_version(run: Run) -> Verdict | None:
+    """Return the stored verdict of a run that another minor version measured and judged; None for a run of this one.
+
+    Between minor versions a number may have another definition, so this version's checks would call a right run wrong.
+    """
+    version = run.machine.get("versions", {}).get("benchlib", "")
+    if run.verdict is None or not version or _minor(version) == _minor(benchlib.__version__):
+        return None
+    reason = f"benchlib {version} measured and judged this run; version {benchlib.__version__} may define its numbers otherwise"
+    kept = [check for check in run.verdict.checks if check.name != JUDGED_BEFORE.name]
+    note = JUDGED_BEFORE.answer("SKIPPED", f"{reason}, so its verdict stays", gates=False)
+    return run.verdict.model_copy(update={"checks": [*kept, note]})
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
 
 
 def _own_checks(run: Run, comparison: baselines.Comparison) -> list[Check]:

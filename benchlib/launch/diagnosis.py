@@ -35,6 +35,10 @@ _MPIRUN_KILLED = re.compile(
 # Exit codes of the processes of a run beside 0 and 1.
 EXIT_STORAGE = 74  # cannot write, not even why: EX_IOERR of sysexits.h
 EXIT_SKIPPED = 77  # the backend or library is not available: what automake calls a skipped test
+OUT_OF_MEMORY = (
+    ": likely out of memory, since the kernel killed a process for that meanwhile; give fewer ranks (nproc), a smaller batch or model, "
+    "or the container more memory"
+)
 _SIGNAL_LEAD_S = 0.2  # a death is noticed this much later than a peer may have written about it
 
 
@@ -182,7 +186,8 @@ def _failed_at(record: RankRecord) -> float:
     return float(record.ended_at or 0.0) - (_SIGNAL_LEAD_S if killed else 0.0)
 
 
-def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
+def failure_text(record: RankRecord, ranks: list[RankRecord], memory_kills: int = 0) -> str:
+    """Return what ended a rank. ``memory_kills`` are the processes that the kernel killed for lack of memory during the run."""
     who, code, where = f"rank {record.rank}", record.returncode or 0, record.where()
     if error := record.error:
         message = str(error.get("message", "")).strip()
@@ -193,7 +198,8 @@ def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
     if code == EXIT_STORAGE:
         return f"{who} could not write its files{where}: the disk is full or read-only"
     if code < 0:
-        return f"{who} was killed by {signal_name(-code)}{where}"
+        text = f"{who} was killed by {signal_name(-code)}{where}"
+        return text + OUT_OF_MEMORY if code == -signal.SIGKILL and memory_kills else text
     return f"{who} left with exit code {code} and no error{where}; see logs/rank{record.rank}.err"
 
 

@@ -18,9 +18,11 @@ from benchlib.config import schema
 from benchlib.config.schema import Resolved, config_class, resolve
 from benchlib.core.errors import UserError, nearest
 from benchlib.core.files import outputs, write_json
-from benchlib.core.machine import best_backend, default_nproc, describe, probe_devices
+from benchlib.core.machine import best_backend, default_nproc, describe, memory_bytes, probe_devices
 from benchlib.launch.launchers import LAUNCHERS
 from benchlib.results.run import Run, new_run_dir
+
+RANK_BYTES = 2**28  # resident, that torch, its threads and its connections take in a process that does nothing yet
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,22 @@ def _check_limits(overrides: Mapping[str, Any], benchmarks: Iterable[str]) -> No
         fitting = [metric for item, metric in limited.items() if f"{item}_".startswith(f"{name}_") or metric in own]
         if not fitting:
             raise UserError(f"limits.{name}: no metric with a limit has this name: {nearest(name, limited)}")
-        if float(value) > 1 and all(metric.amount is None for metric in fitting):
+        try:
+            number = float(schema.as_share(value))  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise UserError(f"limits.{name} = {value}: expected a number, as in 0.2 or 20%") from None
+        if number > 1 and all(metric.amount is None for metric in fitting):
             raise UserError(f"limits.{name} = {value}: a share of the baseline from 0 to 1, as in 0.2 for 20%")
+
+
+def _check_memory(config: schema.BaseConfig) -> None:
+    """Raise ``UserError`` for more ranks than this machine has memory for, before they end each other."""
+    needed, there = config.nproc * RANK_BYTES, memory_bytes()
+    if needed > there:
+        raise UserError(
+            f"nproc = {config.nproc}: a rank takes {RANK_BYTES / 2**30:g} GiB before it holds a model, {config.nproc} take "
+            f"{needed / 2**30:.0f} GiB, and this machine has {there / 2**30:.0f} GiB: set nproc={there // RANK_BYTES} or less"
+        )
 
 
 def _settled(request: Plan, probe: dict[str, Any]) -> Plan:
@@ -109,6 +125,7 @@ def _settled(request: Plan, probe: dict[str, Any]) -> Plan:
         resolved = resolved.detected(backend=backend)
     resolved.config.check_whole()
     if here:
+        _check_memory(resolved.config)
         resolved.config.check_precision(probe.get("backends", {}).get(backend, {}).get("lacks", {}))
     return replace(request, resolved=resolved, probe=probe)
 

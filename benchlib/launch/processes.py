@@ -81,6 +81,14 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def memory_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
+    """Return how many processes the kernel killed since it started because memory was used up; 0 where it does not count them."""
+    with contextlib.suppress(OSError, ValueError):
+        counts = dict(line.split() for line in vmstat.read_text().splitlines())
+        return int(counts.get("oom_kill", 0))
+    return 0
+
+
 def descendants() -> list["psutil.Process"]:
     """Return all living children of this process and theirs, zombies excluded."""
     import psutil

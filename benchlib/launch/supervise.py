@@ -34,7 +34,7 @@ from benchlib.core.text import shortened
 from benchlib.launch import diagnosis, nodes
 from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE
 from benchlib.launch.jobs import Job
-from benchlib.launch.processes import descendants, kill, signal_name
+from benchlib.launch.processes import descendants, kill, memory_kills, signal_name
 from benchlib.launch.ranks import BROKEN, AgentReport, Attempts, Children, Ending, RankTable, rank_of
 
 GRACE_S = 1.0  # after the first failure, for what the peers say
@@ -74,6 +74,7 @@ class Supervisor:
         self.writer = EventWriter(run_dir, "supervisor")
         self.follower = EventFollower(run_dir)
         self.stop_reason = ""
+        self.memory_kills = memory_kills()
 
     def run(self) -> int:
         """Start the job, watch it to its end, end what is left of it and write ``status.json``; for the main thread."""
@@ -249,7 +250,9 @@ class Supervisor:
             return self._elsewhere(Ending("failed", self.agent.exit_reason(self.children.failure)))
         if culprit.error and culprit.error.get("exit_code") == EXIT_SKIPPED:
             return Ending("skipped", str(culprit.error.get("message", "")), culprit.rank)
-        ending = Ending("failed", diagnosis.failure_text(culprit, records), culprit.rank)
+        ending = Ending(
+            "failed", diagnosis.failure_text(culprit, records, memory_kills() - self.memory_kills), culprit.rank
+        )
         if not culprit.echoes:
             return ending
         if self.children.failure and (why := self.agent.reason()):

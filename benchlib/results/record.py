@@ -141,7 +141,8 @@ class Record(BaseModel):
         machine = self.machine
         drivers = {f"driver {name}": version for name, version in machine.get("drivers", {}).items()}
         versions = machine.get("devices", {}).get("versions", {}) | machine.get("versions", {})
-        facts = {"host": self.host, "system": machine.get("system", ""), **drivers, **versions}
+        places = {"host": self.host, "system": machine.get("system", ""), "code": machine.get("code", "")}
+        facts = {**places, **drivers, **versions}
         return {name: value for name, value in facts.items() if value}
 
     @functools.cached_property

@@ -122,7 +122,9 @@ _TIMES = {"started_at": Moment | None, "ended_at": Moment | None}
 _ATTEMPTS = {"ranks": list[_Object], "earlier_attempts": list[_Object], "restarts": int}
 _CONFIG = {"benchmark": str, "tier": str, "backend": str, "planted_slowdown": float}
 Config: TypeAlias = Annotated[_Object, _with(**_CONFIG)]
-Machine: TypeAlias = Annotated[_Object, _with(host=str, system=str, versions=_Texts, drivers=_Texts, **_HARDWARE)]
+Machine: TypeAlias = Annotated[
+    _Object, _with(host=str, system=str, code=str, versions=_Texts, drivers=_Texts, **_HARDWARE)
+]
 Status: TypeAlias = Annotated[_Object, _with("outcome", "reason", outcome=str, reason=str, **_TIMES, **_ATTEMPTS)]
 READ: dict[str, TypeAdapter[Any]] = {
     "config.json": TypeAdapter(Annotated[_Object, _with("benchmark", "tier", "backend", **_CONFIG)]),

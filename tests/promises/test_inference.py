@@ -8,8 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
-import time
 
 import mistune
 import numpy as np
@@ -19,6 +17,7 @@ import yaml
 from PIL import Image
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from promised import promise, skip_rest
+from scipy.stats import hmean
 from series import STEADY, place, speed
 
 from benchlib.core.files import home
@@ -177,36 +176,43 @@ BOTH = {
 }  # fmt: skip
 
 
-def started_server():
-    command = [sys.executable, "-m", "benchlib", *SERVER]
+# Before both are measured together the second server answers 34 to 38 queries: the first one of three connections, up to 4
+# to warm up, 32 alone. The third connection's first query is the 35th to 39th, so the 40th is one of the joint measurement.
+LAST_ANSWER = 40
+DYING_SERVER = f"""
+import itertools, os, signal, sys
+from benchlib.workloads.llm import server
+
+complete, numbers = server.Server._answer, itertools.count(1)
+
+async def answer(*parts):
+    response = await complete(*parts)
+    if next(numbers) == {LAST_ANSWER}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return response
+
+server.Server._answer = answer
+sys.exit(server.main('{{"engine": "sim", "step_ms": 15, "slots": 8, "port": 0}}'))
+"""
+
+
+def started(*words):
+    """Start a server by a command of Python."""
+    command = [sys.executable, *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"BENCHLIB_TOKEN": ""})
-
-
-def kill_in_the_joint_measurement(out, server, over):
-    """Kill a server once both workers were measured alone and the measurement of both together has begun."""
-    while not over.wait(0.02):
-        texts = [path.read_text() for path in out.glob("*/*/events-rank0.jsonl")]
-        if any('"done": 2' in text for text in texts):
-            time.sleep(0.1)
-            server.kill()
-            return
 
 
 @pytest.fixture(scope="module")
 def two_nodes(program, tmp_path_factory):
-    """A run over two servers of which the second one is killed while both answer; the run and their addresses."""
-    out, over = tmp_path_factory.mktemp("nodes"), threading.Event()
-    servers = [started_server(), started_server()]
+    """A run over two servers of which the second one is killed right after its ``LAST_ANSWER``, while both answer; the run and their addresses."""
+    out = tmp_path_factory.mktemp("nodes")
+    servers = [started("-m", "benchlib", *SERVER), started("-c", DYING_SERVER)]
     urls = [server.stdout.readline().split()[-1] for server in servers]  # "sim serves on URL"
-    killer = threading.Thread(target=kill_in_the_joint_measurement, args=(out, servers[1], over))
-    killer.start()
     settings = BOTH | {"workers": ",".join(urls)}
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     try:
         program("run", "serving", "--backend", "cpu", "--out", out, *words)
     finally:
-        over.set()
-        killer.join()
         for server in servers:
             server.kill()
             server.wait()
@@ -244,7 +250,7 @@ def test_p110_efficiency_is_the_joint_rate_over_the_sum_of_each_alone(recorded, 
     alone = [np.array(run.row_samples[f"workers[{number}].alone_per_s"]) for number in (0, 1)]
     joint = np.array(run.row_samples["scaling[1].samples_per_s"])
     metric = metrics_of(run.path)["scaling_efficiency_sim"]
-    assert metric["value"] == pytest.approx(np.median(joint / sum(alone)))
+    assert metric["value"] == pytest.approx(hmean(joint / sum(alone)))
     assert "over the sum of each alone" in metric["reason"]
     unmet = copy("serving", target_efficiency=1.0)
     program("report", unmet)
@@ -263,8 +269,8 @@ def test_p110_efficiency_is_the_joint_rate_over_the_sum_of_each_alone(recorded, 
 )
 def test_p111_hours_are_samples_over_rate_without_the_start(recorded):
     run = Run(recorded("serving"))
-    metrics, joint = metrics_of(run.path), np.median(run.row_samples["scaling[1].samples_per_s"])
-    assert metrics["projected_hours_sim"]["value"] == pytest.approx(FULL_SET / joint / 3600, rel=1e-3)
+    metrics, joint = metrics_of(run.path), hmean(run.row_samples["scaling[1].samples_per_s"])
+    assert metrics["projected_hours_sim"]["value"] == pytest.approx(FULL_SET / joint / 3600)
     assert metrics["startup_s"]["value"] > 0 and "start-up is apart" in metrics["projected_hours_sim"]["reason"]
 
 
@@ -283,11 +289,11 @@ def test_p112_two_splits_are_predicted_from_single_rates(recorded, reported, pro
     lines = (reported("serving") / "report.md").read_text().partition("## Predicted from each alone")[2].splitlines()
     rates = {line.split("|")[1].strip(): float(line.split("|")[2].split()[0]) for line in lines[4:7]}
     run = Run(recorded("serving"))
-    alone = [np.median(run.row_samples[f"workers[{number}].alone_per_s"]) for number in (0, 1)]
+    alone = [hmean(run.row_samples[f"workers[{number}].alone_per_s"]) for number in (0, 1)]
     assert rates["equal shares (predicted)"] == pytest.approx(2 * min(alone), rel=0.01)
     assert rates["weighted shares (predicted)"] == pytest.approx(sum(alone), rel=0.01)
     assert rates["as dispatched (measured)"] == pytest.approx(
-        np.median(run.row_samples["scaling[1].samples_per_s"]), rel=0.01
+        hmean(run.row_samples["scaling[1].samples_per_s"]), rel=0.01
     )
 
 

@@ -224,6 +224,14 @@ def test_p021_accepting(program, tmp_path, own_baselines):
     assert "less loss" in file.read_text()
     failed = edited("squad", tmp_path / "failed", facts={"learning_rate_min": 0.0})
     program("baseline", "accept", failed, "--reason", "x", code=2)
+    # Of a whole tier what is sound is accepted, and what is not is named.
+    said = _words(
+        program("baseline", "accept", failed, edited("machine", tmp_path / "machine"), run, "--reason", "x", code=1)
+    )
+    assert (
+        "replaces 1 accepted run;" in said and f"not accepted: {failed}" in said and f"not accepted: {run}" not in said
+    )
+    assert list(own_baselines.glob("machine/smoke/*.json"))
 
 
 @promise(

@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from benchlib.config import addresses
-from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
+from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig, Seconds
 from benchlib.core.errors import UserError
+from benchlib.core.stats import queries_needed
 from benchlib.core.text import duration
 from benchlib.workloads.llm import mininews
 
@@ -54,18 +55,6 @@ RULES = {
     "SingleStream": Rule("SingleStream", 100, 90, samples=5_000, model="llama3_1-8b-edge", slack=2),
     "MultiStream": Rule("MultiStream", 662, streams=8, of_model=False),
 }
-
-
-def queries_needed(percentile: float, over_latency: int) -> int:
-    """Return the least queries that prove ``percentile`` (0 to 1, open) with ``over_latency`` of them above the limit.
-
-    The early stopping of MLPerf LoadGen (confidence 99%, tolerance 0): of h + t queries t may be over the latency if
-    P(Binomial(h + t, 1 - p) <= t) <= 0.01. Source: mlcommons/inference, loadgen/early_stopping.cc.
-    """
-    from scipy.special import nbdtrik  # scipy.stats takes a second to import
-
-    # As many as bring one more over the limit with 99%.
-    return math.ceil(nbdtrik(0.99, over_latency + 1, 1 - percentile)) + over_latency + 1
 
 
 class InferenceConfig(BaseConfig):
@@ -109,7 +98,7 @@ class InferenceConfig(BaseConfig):
         "auto", description="auto: static for Offline, else continuous"
     )
     slots: int = Field(8, ge=1, le=4096, description="queries that the engine works on at once")
-    step_s: float = Field(0.005, gt=0, le=10, description="engine=sim: seconds for each token")
+    step_s: Seconds = Field(0.005, gt=0, le=10, description="engine=sim: seconds for each token")
     workers: Annotated[list[str], AfterValidator(addresses.workers)] = Field(
         [],
         description="OpenAI-compatible servers, http://HOST:PORT; dns+http://NAME:PORT: each address of the name; sets engine=http",
@@ -118,20 +107,20 @@ class InferenceConfig(BaseConfig):
 
     server_qps: float = Field(10.0, gt=0, le=1e6, description="queries per second of Server")
     expected_qps: float = Field(20.0, gt=0, le=1e6, description="guess of the Offline rate, for its size")
-    expected_latency_s: float = Field(
+    expected_latency_s: Seconds = Field(
         0.05, gt=0, le=600, description="guess for SingleStream and MultiStream; 0.5 for other models than the embedded"
     )
-    min_duration_s: float = Field(1.0, ge=0, le=1e5, description="rules=reduced: least time of a test")
+    min_duration_s: Seconds = Field(1.0, ge=0, le=1e5, description="rules=reduced: least time of a test")
     min_queries: int = Field(64, ge=1, le=10**7, description="rules=reduced: least queries of a test")
     percentile: float = Field(90.0, ge=50, le=99.9, description="rules=reduced: of the latency limits")
-    ttft_limit_s: float = Field(2.0, gt=0, le=600, description="rules=reduced: time to the first token, Server")
-    tpot_limit_s: float = Field(0.1, gt=0, le=60, description="rules=reduced: time per output token, Server")
+    ttft_limit_s: Seconds = Field(2.0, gt=0, le=600, description="rules=reduced: time to the first token, Server")
+    tpot_limit_s: Seconds = Field(0.1, gt=0, le=60, description="rules=reduced: time per output token, Server")
     target_rouge_l: float | None = Field(
         None, gt=0, lt=1, description="ROUGE-L (F1, 0 to 1) to exceed; the document of this benchmark asks for 0.23"
     )
     price_per_hour_usd: float | None = Field(None, gt=0, description="of the whole system; for the cost of tokens")
-    deadline_s: float = Field(60.0, gt=0, le=3600, description="after which a query counts as failed")
-    test_limit_s: float = Field(0.0, ge=0, description="after which a test is ended; 0: from its expected length")
+    deadline_s: Seconds = Field(60.0, gt=0, le=3600, description="after which a query counts as failed")
+    test_limit_s: Seconds = Field(0.0, ge=0, description="after which a test is ended; 0: from its expected length")
 
     @model_validator(mode="before")
     @classmethod

@@ -81,7 +81,11 @@ def measure(rank: Rank) -> Tables:
     frames = [pd.DataFrame(table).assign(test=name) for name, table in tables.items()]
     with atomic_path(rank.run_dir / "queries.parquet") as temporary:
         pd.concat(frames).to_parquet(temporary, index=False)
-    return bench.tables | {"run": [run | served.counts(bench.counts)]}
+    counts = served.counts(bench.counts)
+    why = counts.get("why", {}) | (
+        {} if "paid_devices" in run else {"paid_devices": "the engine computes on this machine"}
+    )
+    return bench.tables | {"run": [run | counts | {"why": why}]}
 
 
 def usage(config: InferenceConfig, events: Sequence[Event], began_s: float) -> list[Row]:
@@ -126,6 +130,7 @@ def _meet(bench: Bench) -> None:
             dispatcher.start()
     finally:
         dispatcher.stop()
+    bench.run["paid_devices"] = len(dispatcher.workers)  # each a machine of its own, of which this one knows no more
     for note in dict.fromkeys(worker.note for worker in dispatcher.workers if worker.note):
         events.emit("log", message=note)
     first, text = dispatcher.workers[0], any(worker.text for worker in dispatcher.workers)
@@ -197,7 +202,9 @@ def _performance(bench: Bench, scenario: str) -> None:
         return
     errors = "; ".join([*outcome.errors[:2], *outcome.log["errors"][:2]])[:300]
     validity = list(loadgen.validity(outcome))
-    tables["validity"] += [row | {"detail": errors if row["rule"] in ("failed", "errors") else ""} for row in validity]
+    tables["validity"] += [
+        row | {"detail": errors if row["rule"] in ("failed", "errors", "repeated") else ""} for row in validity
+    ]
     tables["times"] += loadgen.times(outcome)
     broken = loadgen.broken(validity)
     row |= loadgen.row_of(outcome, config, read_events(bench.rank.run_dir)) | {"valid": not broken, "broken": broken}

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
+from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig, Seconds
 from benchlib.core.errors import UserError, nearest
 from benchlib.workloads.executors import MEMBERS, Member
 
@@ -81,7 +81,7 @@ class ParityConfig(BaseConfig):
     train_length: int = Field(64, ge=8, le=8192, description="tokens of a training sample")
     learning_rate: float = Field(5e-5, gt=0, le=1, description="constant learning rate of the loss curve (AdamW)")
     latency_runs: int = Field(100, ge=0, le=100000, description="timed forward passes at batch 1; 0: none")
-    member_timeout_s: float = Field(
+    member_timeout_s: Seconds = Field(
         300.0, gt=0, description="time limit of a member, seconds; beyond it the member fails"
     )
     planted_layer: int = Field(

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from benchlib.config.schema import BaseConfig
+from benchlib.config.schema import BaseConfig, Share
 from benchlib.core.definitions import encoder_forward_flops
 
 FULL = (3_750_000, 7_500_000)  # samples of the full size, and of twice as much
@@ -51,7 +51,7 @@ class Seq2seqConfig(BaseConfig):
     sequence: int = Field(256, ge=2, le=65536, description="tokens of a source, and of a target")
     batch_size: int = Field(128, ge=1, le=65536, description="samples per device and step")
     batch: Literal["", "auto"] = Field("", description="auto: the largest that fits, by trials, not batch_size")
-    memory_share: float = Field(0.9, gt=0, le=1, description="with batch=auto: share of a device's memory to fill")
+    memory_share: Share = Field(0.9, gt=0, le=1, description="with batch=auto: share of a device's memory to fill")
     memory_gb: float = Field(0.0, ge=0, description="with batch=auto: of a device, in GB (1e9 bytes); 0: what is free")
     vocabulary: int = Field(8192, ge=2, le=2**31, description="tokens that there are")
 

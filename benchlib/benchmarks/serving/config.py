@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
 from benchlib.config import addresses
-from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
+from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig, Seconds, Share
 from benchlib.core.text import counted
 
 
@@ -43,7 +43,7 @@ class ServingConfig(BaseConfig):
     loads: list[Annotated[float, Field(ge=0.01, le=10)]] = Field(
         [0.4, 0.8, 2.0], min_length=1, description="sweep: shares of the joint rate"
     )
-    point_s: float = Field(0.5, gt=0, le=3600, description="seconds for which a rate is sent; thrice to confirm")
+    point_s: Seconds = Field(0.5, gt=0, le=3600, description="seconds for which a rate is sent; thrice to confirm")
     refine: int = Field(1, ge=0, le=10, description="further rates between the last that met and the first that missed")
     concurrencies: list[Annotated[int, Field(ge=1, le=4096)]] = Field(
         [1, 16], description="closed loops: queries at once, in all"
@@ -52,12 +52,12 @@ class ServingConfig(BaseConfig):
     tpot_ms: float = Field(100, gt=0, description="limit of the time per further token, in ms")
     percentile: float = Field(99, ge=50, le=99.9, description="of both times, to be within its limit")
 
-    deadline_s: float = Field(60, gt=0, description="seconds from a query's first sending until it has failed")
-    stall_s: float = Field(20, gt=0, description="seconds without a byte until a query is given to another worker")
-    gone_s: float = Field(5, gt=0, description="seconds without any worker until what is left has failed")
+    deadline_s: Seconds = Field(60, gt=0, description="seconds from a query's first sending until it has failed")
+    stall_s: Seconds = Field(20, gt=0, description="seconds without a byte until a query is given to another worker")
+    gone_s: Seconds = Field(5, gt=0, description="seconds without any worker until what is left has failed")
     recovery: bool = Field(True, description="kill a worker during a run and start it again; only those started here")
 
-    target_efficiency: float | None = Field(None, gt=0, le=1, description="least joint rate / sum of each alone")
+    target_efficiency: Share | None = Field(None, gt=0, le=1, description="least joint rate / sum of each alone")
     project_samples: int = Field(13368, ge=1, description="samples of the projection: MLPerf's full set")
 
     @model_validator(mode="before")

@@ -8,11 +8,10 @@ import contextlib
 import gc
 import itertools
 import math
-import statistics
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from benchlib.core.errors import BackendUnavailable
 from benchlib.core.events import EventWriter, Moment, keep_alive
 from benchlib.core.files import atomic_path, write_json
 from benchlib.core.machine import BACKENDS
+from benchlib.core.stats import average
 from benchlib.core.text import counted
 from benchlib.results.run import Run
 from benchlib.workloads.llm import served
@@ -39,6 +39,7 @@ from benchlib.workloads.llm.server import Pool
 
 VOCABULARY = (3, 500)  # token ids of random prompts: every tokenizer has them
 CPU = "process_cpu_seconds_total"  # of a worker's /metrics
+NOTHING = "no query was completed in one of the rounds"
 KILLED_AT = 0.25  # of the expected time of that many queries: when a worker is killed
 Row = dict[str, Any]
 
@@ -62,8 +63,10 @@ class Bench:
 
     @property
     def rate(self) -> float:
-        """The joint rate of all workers in queries/s."""
-        return statistics.median(self.tables["scaling"][-1]["samples_per_s"])
+        """The joint rate of all workers in queries/s: all queries over all time. Raises ``BackendUnavailable`` if none was completed."""
+        if not (rates := self.tables["scaling"][-1]["samples_per_s"]):
+            raise BackendUnavailable(f"{NOTHING}: there is no rate to raise the load from")
+        return average(rates, "harmonic")
 
     @contextlib.contextmanager
     def client(self, urls: list[str], start_s: float = 0.0) -> Iterator[tuple[Client, Dispatcher]]:
@@ -234,19 +237,27 @@ def _rates(bench: Bench) -> None:
             runs = {indices: rows[:whole] for indices, rows in runs.items()}
             break
         bench.events.emit("progress", phase="measure", done=number, total=len(order), unit="runs")
-    rates = [[row["samples_per_s"] for row in runs[indices]] for indices in alone]
-    unmeasured = "mode = distributed measures nobody alone"
+    rates = [_rounds(runs[indices], "samples_per_s") for indices in alone]
+    unmeasured = NOTHING if rates else "mode = distributed measures nobody alone"
     for index, worker in enumerate(workers):
         worker["alone_per_s"] = rates[index] if rates else []
-        worker["why"] |= {} if rates else {"alone_per_s": unmeasured}
+        worker["why"] |= {} if worker["alone_per_s"] else {"alone_per_s": unmeasured}
     bench.tables["workers"] = workers
     for size in range(1, count + 1):
         if rows := runs.get(tuple(range(size))):
-            row: Row = {name: [run[name] for run in rows] for name in ("samples_per_s", "tokens_per_s")}
-            sums = [sum(values) for values in zip(*rates[:size], strict=True)] if count > 1 else []
-            why = unmeasured if count > 1 else "one worker: there is nothing to add up"
-            row |= {"size": size, "all": size == count, "sum_per_s": sums, "why": {} if sums else {"sum_per_s": why}}
-            bench.tables["scaling"].append(row)
+            row: Row = {name: _rounds(rows, name) for name in ("samples_per_s", "tokens_per_s")}
+            known = count > 1 and all(rates[:size])
+            row["sum_per_s"] = [sum(values) for values in zip(*rates[:size], strict=True)] if known else []
+            why = dict.fromkeys((name for name, values in row.items() if not values), NOTHING)
+            if "sum_per_s" in why:
+                why["sum_per_s"] = unmeasured if count > 1 else "one worker: there is nothing to add up"
+            bench.tables["scaling"].append(row | {"size": size, "all": size == count, "why": why})
+
+
+def _rounds(rows: list[Row], name: str) -> list[float]:
+    """Return the rates of all rounds; none if a round completed no query, which has no rate to compare."""
+    rates = [row[name] for row in rows]
+    return rates if all(rates) else []
 
 
 def _at_once(bench: Bench, workers: list[Row]) -> Row:
@@ -307,18 +318,16 @@ def _recovery(bench: Bench, pool: Pool) -> None:
         bench.measure(client, client.at_once(count), "undisturbed")
         undisturbed = client.answers
     with bench.client(bench.urls) as (client, dispatcher):
-        tables = list[np.ndarray]()
-        sending = threading.Thread(target=lambda: tables.append(client.at_once(longer)))
         began = time.monotonic()
-        sending.start()
-        time.sleep(KILLED_AT * count / rate)
-        pool.kill(0)
-        killed_s = time.monotonic() - began
-        pool.start(0)
-        pool.wait(0)
-        back_s = time.monotonic() - began
-        sending.join()
-        row, record = bench.measure(client, tables[0], "recovery"), dispatcher.record(began)
+        with ThreadPoolExecutor(1) as sender:
+            sending = sender.submit(client.at_once, longer)
+            time.sleep(KILLED_AT * count / rate)
+            pool.kill(0)
+            killed_s = time.monotonic() - began
+            pool.start(0)
+            pool.wait(0)
+            back_s = time.monotonic() - began
+        row, record = bench.measure(client, sending.result(), "recovery"), dispatcher.record(began)
     attempts, bench.tables["inflight"] = dispatcher.attempts, record["inflight"]
     recovery: Row = {name: row[name] for name in ("queries", "failed", "repeated")}
     recovery |= {

@@ -8,19 +8,26 @@ from typing import Any
 from benchlib.benchmarks.serving.config import ServingConfig
 from benchlib.config.schema import BaseConfig
 from benchlib.core import splits
-from benchlib.core.stats import percentile
+from benchlib.core.stats import percentile, queries_needed
 from benchlib.judge.checks import Check as Judged
 from benchlib.spec.charts import Line, lines
 from benchlib.spec.checks import Check, below, reached, zero
 from benchlib.spec.spec import Bound, Metric, Show, Spec, each, run_metrics
 from benchlib.spec.tables import Col, Rows, Table, cols
 from benchlib.workloads.llm import served
+from benchlib.workloads.llm.load import CONFIRMED
 
 MAX_EFFICIENCY = 1.05  # above it the workers did not do the same work alone as together
-OUTCOMES = {"met": "met", "missed": "missed", "late": "the client was late"}
+OUTCOMES = {
+    "proven": "met with 99% confidence",
+    "met": "met in the sample",
+    "unproven": "met in the sample, with too many late for 99% confidence",
+    "missed": "missed",
+    "late": "the client was late",
+}
 QUERY = {"mode", "model", "precision", "prompt_tokens", "max_new", "concurrency"}  # fields that say what a query is
 WAYS = [name for name in ServingConfig.model_fields if name not in BaseConfig.model_fields and name not in QUERY]
-rate = partial(Col, unit="queries/s", samples=True)
+rate = partial(Col, unit="queries/s", samples=True, average="harmonic")  # rounds of equal work: all work over all time
 in_gb = partial(Col, unit="GB", of=lambda held: held / 1e9, derived=False)
 
 
@@ -61,12 +68,12 @@ scaling = Table(
         Col("size", "number", "workers"),
         Col("all"),
         rate("samples_per_s", label="together", derived=True),
-        Col("tokens_per_s", "tokens/s", samples=True, derived=True),
+        Col("tokens_per_s", "tokens/s", samples=True, average="harmonic", derived=True),
         rate("sum_per_s", label="sum of each alone", derived=True),
-        Col("efficiency", "ratio", "", _efficiency, "samples_per_s sum_per_s", samples=True),
+        Col("efficiency", "ratio", "", _efficiency, "samples_per_s sum_per_s", samples=True, average="harmonic"),
         Col("least_efficiency", "number", "least share of the sum of each alone", min, "efficiency"),
         Col("full_set", "count", "", int, "project_samples"),
-        Col("projected_hours", "h", "", _hours, "project_samples samples_per_s", samples=True),
+        Col("projected_hours", "h", "", _hours, "project_samples samples_per_s", samples=True, average="mean"),
     ],
 )
 
@@ -84,6 +91,7 @@ load = Table(
         Col("concurrency", "number", "at once"),
         *cols("queries failed repeated", "count"),
         Col("percentile", "number"),
+        Col("needed", "count", "queries needed", lambda percent: queries_needed(percent / 100, 0), "percentile"),
         Col("samples_per_s", "queries/s", "answered"),
         Col("tokens_per_s", "tokens/s"),
         Col("goodput_per_s", "queries/s", "goodput", derived=True),
@@ -131,7 +139,7 @@ run = Table(
         *cols("scope errors"),
         *cols("issued failed repeated stated counted paid_devices project_samples", "count"),
         served.ratio,
-        Col("dispatcher_cpu_ms", "ms", samples=True),
+        Col("dispatcher_cpu_ms", "ms", samples=True, average="mean"),
         Col("worker_startup_s", "s", samples=True),
     ],
 )
@@ -139,7 +147,7 @@ run = Table(
 joint = scaling.where(all=True)
 scaled = joint.unless(size=1)
 opened, closed = load.unless(phase="closed"), load.where(phase="closed")
-knee = opened.where(phase="confirmation", outcome="met")
+knee = opened.where(phase="confirmation", outcome=CONFIRMED)
 
 
 def _alone(run: Rows) -> str:
@@ -156,12 +164,14 @@ def _knee(check: Check, run: Rows) -> Judged:
     """Pass for a confirmed knee; where the client was late no rate says anything about the workers."""
     rows, text = opened.rows(run), partial(opened.text, run=run)
     for row in knee.rows(run):
-        return check.answer("PASS", text("{rate}, confirmed at p{percentile} by {queries} queries", row))
+        shown = "{rate}: both limits {outcome} at p{percentile} by {queries} queries"
+        more = "; {needed} with none late would show it with 99% confidence: set point_s higher"
+        return check.answer("PASS", text(shown + more * (row["outcome"] == "met"), row))
     if late := [row for row in rows if row["outcome"] == "late"]:
         why = text("undecided: at {rate} the client sent {late_p99_ms} late (p99) or at another rate", late[-1])
         return check.answer("SKIPPED", f"{why}; a quieter machine for the client decides it", gates=True)
     parts = [f"{TIMES[kind]} {{{kind}_at_ms}} (p{{percentile}}), limit {{{kind}_limit_ms}}" for kind in LIMITED]
-    missed = f"at {{rate}}: {{failed}} of {{queries}} failed; {'; '.join(parts)}"
+    missed = f"at {{rate}}, {{outcome}}: {{failed}} of {{queries}} failed; {'; '.join(parts)}"
     return check.answer("FAIL", text(missed, rows[-1]) if rows else f"no rate was tried: {run.run['errors']}")
 
 
@@ -195,9 +205,10 @@ def _warnings(run: Rows) -> list[str]:
     words += served.in_texts(workers, run)
     if run.config and run.config.workers:
         words += each(lost, "Worker {worker} was lost; later numbers are those of the other workers: {because}")(run)
-    few = min((row["queries"] for row in opened.rows(run)), default=100)
-    if few < 100:
-        words.append(f"The shortest run of the sweep has {few} queries: its p99 is the largest. Set point_s higher.")
+    few = min((row["queries"] for row in opened.rows(run)), default=101)
+    if few <= 100:
+        between = "its p99 lies between its two largest times"
+        words.append(f"The shortest run of the sweep has {few} queries: {between}. Set point_s higher.")
     return words
 
 
@@ -207,7 +218,7 @@ def _refuse(config: ServingConfig) -> None:
 
 
 def _up_to(run: Rows) -> str:
-    texts = each(knee, "Both limits hold up to {rate}")(run)
+    texts = each(knee, "Both limits are {outcome} up to {rate}")(run)
     return texts[0] if texts else "No rate met both limits in the longer run"
 
 
@@ -229,10 +240,10 @@ def _raised(kind: str) -> Any:
 
 higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
 first = partial(higher, headline=True)
-LIMITS = "sent by the schedule, both limits met at p{percentile} by {queries} queries; {samples_per_s} with the drain at the end"
+LIMITS = "sent by the schedule, both limits {outcome} at p{percentile} by {queries} queries; {samples_per_s} with the drain at the end"
 SWEPT = "phase rate queries samples_per_s goodput_per_s ttft_p99_ms tpot_p99_ms late_p99_ms outcome"
 OPEN = "of {queries} queries; open loop, from the schedule on"
-ALL = "{size} workers together at equal concurrency, by round"
+ALL = "{size} workers together at equal concurrency, all queries over the time of all rounds"
 SHARE = "all together over the sum of each alone, in the same round"
 FULL = "{full_set} such samples / rate; start-up is apart"
 
@@ -285,7 +296,9 @@ SPEC = Spec(
     checks=CHECKS,
     says=[
         each(scaled, "Together the {size} workers answer {samples_per_s}: {efficiency} of the sum of each alone."),
-        each(knee, "Both limits hold up to {rate} sent; with the drain at the end {samples_per_s} are answered."),
+        each(
+            knee, "Both limits are {outcome} up to {rate} sent; with the drain at the end {samples_per_s} are answered."
+        ),
         each(joint, "{full_set} such queries would take {projected_hours} at the rate of all, after the start-up."),
     ],
     shows=[
@@ -334,7 +347,9 @@ SPEC = Spec(
             scaled["efficiency"],
             "of the sum of each alone",
         ),
-        Bound("One service, {work}", knee["rate"], None, "no bound was measured", "both limits met at p{percentile}"),
+        Bound(
+            "One service, {work}", knee["rate"], None, "no bound was measured", "both limits {outcome} at p{percentile}"
+        ),
     ],
     warnings=_warnings,
     refuse=_refuse,

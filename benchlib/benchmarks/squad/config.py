@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
+from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig, Share
 from benchlib.core.errors import UserError
 
 EMBEDDED_LEARNING_RATE, BERT_LEARNING_RATE = 1e-3, 3e-5  # a tiny encoder needs larger steps than BERT
@@ -59,7 +59,7 @@ class SquadConfig(BaseConfig):
     batch_size: int = Field(8, ge=1, le=65536, description="samples per rank and micro-batch")
     accumulation: int = Field(1, ge=1, le=65536, description="micro-batches per optimizer step")
     learning_rate: float = Field(BERT_LEARNING_RATE, gt=0, le=1, description="peak of the schedule; of tiny 1e-3")
-    warmup_ratio: float = Field(0.1, ge=0, lt=1, description="fraction of the steps in which the learning rate rises")
+    warmup_ratio: Share = Field(0.1, ge=0, lt=1, description="fraction of the steps in which the learning rate rises")
     weight_decay: float = Field(0.01, ge=0, le=1, description="weight decay of AdamW; not applied to biases and norms")
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm limit; 0: no clipping")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of matrix products; weights are fp32")

@@ -16,7 +16,7 @@ Percentiles interpolate linearly between two samples (``benchlib.core.stats.perc
 Load comes at once, as an open loop (a rate) or a closed loop (a concurrency). Open loop sends by a schedule, whatever the server
 does: users who do not know of each other. Closed loop sends the next query when one is answered: so many users, each of whom
 waits. They answer different questions and belong in different charts. The knee is the highest rate at which every limit was met,
-with all lower ones, and again in a longer run.
+with all lower ones, and again in a longer run, which shows it with 99% confidence if it has the queries that this takes.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchlib.core.stats import percentile
+from benchlib.core.stats import percentile, queries_needed
 from benchlib.workloads.llm.engines import Query
 
 LATE_SHARE = 0.1  # of the limit of the first token that a client's lateness (p99) may take
@@ -38,6 +38,8 @@ LATE_S = 0.010  # that it may always take
 RATE_SHARE = 0.05  # by which the rate that was sent may differ from the schedule's
 TRIES = 3  # of a rate at which the client was late
 LONGER = 3  # times the queries of a rate, to confirm it
+IN_SAMPLE = ("proven", "unproven", "met")  # outcomes of a run whose own percentiles are within the limits
+CONFIRMED = ("proven", "met")  # those that a longer run leaves: no number of queries like its own would show more
 BEAT_S = 2.0  # between signs of life to the caller
 _NUMBERS = itertools.count(1)  # of queries, over all runs of a process: a late answer must not meet another query
 
@@ -100,6 +102,8 @@ class QueryLog:
             noted = self.queries[query]
             new = math.isnan(noted.first_s) and math.isnan(noted.last_s)
             self.repeated += not new
+            if not math.isnan(noted.last_s):
+                self.errors.setdefault(query, "the engine reported a first token of a query that had ended")
             if new:
                 noted.first_s = time_s
             return new
@@ -111,6 +115,8 @@ class QueryLog:
             new = math.isnan(noted.last_s)
             self.repeated += not new
             if new:
+                if not error and (noted.first_s > time_s or noted.first_s < noted.issued_s):
+                    error = "the engine timed a first token before its query or after its end"
                 noted.last_s, noted.tokens, noted.failed = time_s, tokens, bool(error)
                 self.ended += 1
                 self.errors |= {query: error} if error else {}
@@ -246,8 +252,7 @@ class Client:
 def measure(table: np.ndarray, limits_s: Mapping[str, float], share: float, repeated: int = 0) -> Row:
     """Return the row of a run of queries: rates in 1/s, samples of times in ms. ``share`` is the percentile of the limits (0.99).
 
-    ``outcome`` is ``met`` or ``missed``, of the limits, or ``late`` where the client was, so that the run says nothing about
-    the server.
+    ``outcome`` is that of the limits (``judged``), or ``late`` if the client was, so that the run says nothing about the server.
     """
     done = completed(table)
     span, times = span_s(done) if len(done) else 0.0, times_s(done) | {"late": lateness_s(table)}
@@ -259,9 +264,22 @@ def measure(table: np.ndarray, limits_s: Mapping[str, float], share: float, repe
     lacking = [name for name, values in times.items() if not len(values)]
     why = {f"{name}_ms": "nothing was scheduled" if name == "late" else "no query was completed" for name in lacking}
     late = any(not value <= limit for _, value, limit in client_limits(table, limits_s.get("ttft", 0.0)))
-    below = all(percentile(times[name], share) < limit for name, limit in limits_s.items())
-    met = below and not failed and not repeated
-    return row | {"outcome": "late" if late else "met" if met else "missed", "why": why}
+    outcome = "missed" if failed or repeated else judged(times, limits_s, share)
+    return row | {"outcome": "late" if late else outcome, "why": why}
+
+
+def judged(times: Mapping[str, np.ndarray], limits_s: Mapping[str, float], share: float) -> str:
+    """Return what the times of queries, in s, say of their limits at a percentile (0.99); each limit counts on its own.
+
+    ``missed``: the percentile of the sample is not below a limit. ``proven``: so few are late that all queries meet the percentile
+    with 99% confidence (``queries_needed``). ``unproven``: too many are late for that. ``met``: too few queries to show it at all.
+    """
+    if not all(percentile(times[name], share) < limit for name, limit in limits_s.items()):
+        return "missed"
+    late = {name: int((times[name] >= limit).sum()) for name, limit in limits_s.items()}
+    if all(queries_needed(share, count) <= len(times[name]) for name, count in late.items()):
+        return "proven"
+    return "unproven" if all(queries_needed(share, 0) <= len(times[name]) for name in late) else "met"
 
 
 def client_limits(table: np.ndarray, ttft_limit_s: float) -> list[tuple[str, float, float]]:
@@ -278,7 +296,7 @@ def client_limits(table: np.ndarray, ttft_limit_s: float) -> list[tuple[str, flo
 
 
 def find_knee(probe: Callable[[float, int], Row], rates: Sequence[float], refine: int = 2) -> list[Row]:
-    """Return all rows of a sweep over rising rates; the last one that is a ``confirmation`` and ``met`` is the knee.
+    """Return all rows of a sweep over rising rates; the last one that is a ``confirmation`` and ``CONFIRMED`` is the knee.
 
     ``probe(rate, times)`` measures, with so many times the usual queries. After the first rate that misses, ``refine`` rates
     between it and the last that met are tried, each in the middle; then the highest that met is run again with ``LONGER`` times
@@ -291,7 +309,7 @@ def find_knee(probe: Callable[[float, int], Row], rates: Sequence[float], refine
             rows.append({"phase": phase, "rate": rate, **probe(rate, times)})
             if rows[-1]["outcome"] != "late":
                 break
-        return bool(rows[-1]["outcome"] == "met")
+        return rows[-1]["outcome"] in (CONFIRMED if phase == "confirmation" else IN_SAMPLE)
 
     rates = sorted(rates)
     met = list(itertools.takewhile(lambda rate: meets("sweep", rate), rates))

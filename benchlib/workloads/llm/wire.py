@@ -130,6 +130,8 @@ class Answer:
             new = [] if self.text else ids or []
             if not all(type(token) is int and 0 <= token < MAX_ID for token in new):
                 raise LostAttempt("token ids are not integers")
+            if self.reason and (new or words):
+                raise LostAttempt("tokens came after the end of the answer")
             self.ids += new
             self.words += words if self.text else ""
             self.reason = str(choice.get("finish_reason") or self.reason)
@@ -249,6 +251,8 @@ class Wire:
         if not answer.ids or (not worker.text and answer.stated not in (None, len(answer.ids))):
             least = "at least 1" if answer.stated is None else answer.stated
             raise LostAttempt(f"{len(answer.ids)} token ids where {least} tokens are stated")
+        if not job.tokens:  # the first token came with the end
+            job.take(answer.ids[:1])
         return answer
 
     def reason(self, error: BaseException, limit_s: float) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +18,15 @@ from llm_servers import LONG_S, TOKEN, Faulty, own
 
 from benchlib.benchmarks.inference import loadgen
 from benchlib.benchmarks.inference import run as bench_run
-from benchlib.benchmarks.inference.config import PRELOAD, SET, InferenceConfig, queries_needed
+from benchlib.benchmarks.inference.config import PRELOAD, SET, InferenceConfig
 from benchlib.benchmarks.inference.spec import SPEC
 from benchlib.core.errors import RunBroken
-from benchlib.core.stats import loadgen_percentile
+from benchlib.core.stats import early_stopping_estimate, loadgen_percentile, queries_needed
+from benchlib.judge.compare import RunSet
+from benchlib.judge.cost import Machine, worth
 from benchlib.judge.numbers import judged
+from benchlib.results.record import Record
+from benchlib.results.run import Result
 from benchlib.runtime import child
 from benchlib.spec import checks
 from benchlib.spec.tables import Rows
@@ -144,6 +149,95 @@ def test_a_rule_that_is_broken_has_its_row(server, change, rule, measured, limit
     assert rule in loadgen.broken([row])
     answer = next(check for check in judge(tables_of(tested)) if check.name == "valid Server")
     assert answer.status == "FAIL"
+
+
+def test_early_stopping_judges_each_limit_on_its_own(server):
+    """6 late by the first token and 7 others by the further tokens: LoadGen asks for what 7 late need, and not 13."""
+    late = changed(server, log=INVALID, rows=slice(0, 6), first_s=2.5, last_s=2.5)
+    late = changed(late, rows=slice(6, 13), last_s=5.0)
+    (row,) = [row for row in loadgen.validity(late) if row["rule"] == "early_stopping"]
+    needed = next(count for count in range(8, 500) if binom.cdf(7, count, 0.1) <= 0.01)
+    assert row["measured"] == needed < 236  # of 13 (exact binomial)
+
+
+def test_single_stream_states_the_estimate_of_loadgen(tmp_path):
+    """Of 96 queries two may be late for p90: the second largest. LoadGen, which estimates the first token, discards as many."""
+    tested = perform(planned(tmp_path, "SingleStream", settings=Settings(step_s=0.002, slots=1)))
+    rows = {row["kind"]: row for row in loadgen.times(tested)}
+    assert len(tested.table) == 96
+    for row in rows.values():
+        assert row["estimate_s"] == sorted(row["seconds"])[-2]
+    assert "Would discard 1 highest" in tested.log["early_stopping_ttft_result"]
+    metrics = {metric.name: metric for metric in SPEC.stated(rows_of({"times": list(rows.values())}))}
+    assert metrics["latency_estimate_s_singlestream_x"].value == rows["latency"]["estimate_s"]
+    few = next(row for row in loadgen.times(changed(tested, count=63)) if row["kind"] == "latency")
+    assert few["estimate_s"] is None and "63 queries, 64 are needed" in few["why"]["estimate_s"]
+
+
+@pytest.mark.parametrize("count", [64, 80, 97, 700])
+def test_the_estimate_bounds_the_percentile_with_the_confidence(count):
+    """Of n samples the one at place k is above p90 with P(Binomial(n, 0.9) < k); LoadGen takes the next after the least that has 99%."""
+    samples = np.random.default_rng(0).permutation(count)
+    place = next(k for k in range(1, count + 1) if binom.cdf(k - 1, count, 0.9) >= 0.99)
+    assert early_stopping_estimate(samples, 0.9) == sorted(samples)[place]
+    assert np.isnan(early_stopping_estimate(samples[:63], 0.9))
+
+
+def test_servers_are_priced_one_by_one():
+    """Two servers at 3.20 USD are 6.40 USD an hour; 100 tokens/s are 360,000 in it."""
+    servers = [own(), own()]
+    config = InferenceConfig(workers=[server.url for server in servers], scenarios=["Offline"])
+    emit = SimpleNamespace(emit=lambda *_, **__: None)
+    bench = bench_run.Bench(SimpleNamespace(config=config, events=emit), config, SimpleNamespace(prompts=PROMPTS), {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENCHLIB_TOKEN", TOKEN)
+        bench_run._meet(bench)
+    for server in servers:
+        server.cut()
+    row = {
+        "test": "Offline",
+        "valid": True,
+        "broken": [],
+        "tokens_per_s": 100.0,
+        "tokens_low": 90.0,
+        "tokens_high": 110.0,
+    }
+    stated = SPEC.stated(rows_of({"tests": [row], "run": [bench.run | {"scope": "_x"}]}, config))
+    result = Result.of(config, status="complete", metrics=stated, facts=bench.run, tables={})
+    record = Record(benchmark="inference", tier="smoke", backend="cpu", run="r", result=result, fingerprint={})
+    machines = [Machine(label, RunSet("r", (record,)), 3.2) for label in ("a", "b")]
+    item = worth(machines)
+    assert item["machines"][0]["devices"] == 2
+    asked = {"config.workers": json.dumps(config.workers)}
+    silent = record.model_copy(update={"fingerprint": asked, "result": result.model_copy(update={"facts": {}})})
+    assert Machine("stored before it was stated", RunSet("r", (silent,)), 3.2).devices == 2
+    (value,) = (row["values"][0]["value"] for row in item["rows"] if row["name"] == "usd_per_million")
+    assert value == pytest.approx(6.4 / 0.36)
+
+
+def test_loadgen_hears_of_a_first_token_before_its_query_ends():
+    """A deadline passes while a first token is being reported: LoadGen, which forgets a query at its end, hears of both in order."""
+    started, ended, heard = threading.Event(), threading.Event(), []
+
+    def first(_):
+        started.set()
+        ended.wait(0.3)  # as long as the report takes, another thread ends the query if it can
+        heard.append("first token")
+
+    def end(_):
+        heard.append("end")
+        ended.set()
+
+    lg = SimpleNamespace(FirstTokenComplete=first, QuerySamplesComplete=end, QuerySampleResponse=lambda *_: None)
+    test = SimpleNamespace(scenario="Server", config=QUICK, prompts=PROMPTS)
+    sut = loadgen.Sut(lg, test, None)
+    sut.log.issue([1], [0], time.monotonic() - 1e4, [3])  # overdue
+    token = threading.Thread(target=sut.on_first, args=(1, time.monotonic(), 5))
+    token.start()
+    assert started.wait(LONG_S)
+    sut.expire()
+    token.join()
+    assert heard == ["first token", "end"]
 
 
 def tables_of(tested):
@@ -320,6 +414,13 @@ def test_utilisation_is_of_the_readings_in_the_tests(monkeypatch):
         assert [row.get("used") for row in rows] == [[50.0], device, [25.0]]
         assert bool(rows[1].get("why")) is (device is None)
     assert all("used" not in row and row["why"]["used"] for row in bench_run.usage(QUICK, events, 20.0))
+
+
+def test_utilisation_is_a_mean():
+    """A device that is busy in two of three seconds is used by 60%, and not by 90%."""
+    rows = rows_of({"usage": [{"what": "device", "used": [90.0, 90.0, 0.0]}]})
+    (metric,) = [metric for metric in SPEC.stated(rows) if metric.name.startswith("utilization_device")]
+    assert metric.value == pytest.approx(60)
 
 
 def test_energy_is_that_of_the_test_alone_and_not_of_workers_elsewhere():

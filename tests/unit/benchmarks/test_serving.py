@@ -1,11 +1,12 @@
 """The serving benchmark: what it states of rates that were worked out by hand, and what its checks refuse."""
 
+import contextlib
 import json
 import re
 from types import SimpleNamespace
 
 import pytest
-from llm_servers import TOKEN, own
+from llm_servers import TOKEN, Faulty, own
 
 from benchlib.benchmarks.serving import run as serving_run
 from benchlib.benchmarks.serving.run import Bench
@@ -92,7 +93,7 @@ def test_a_sound_run_passes_and_states_what_was_worked_out_by_hand():
     assert {name: metrics[name].value for name in values} == pytest.approx(values)
     assert metrics["worker_startup_s"].provenance == "not_available" and "device_memory_gb" not in metrics
     said = " ".join(line for say in SPEC.says for line in say(rows))
-    assert "80% of the sum" in said and "Both limits hold up to 6" in said
+    assert "80% of the sum" in said and "Both limits are met in the sample up to 6" in said
     assert "speed only, no quality" in SPEC.warnings(rows)[0]
     assert "computes nothing" in SPEC.warnings(rows_of(put("run", "scope", "sim")))[0]
 
@@ -120,6 +121,7 @@ def counts(counted):
         (points(point("sweep", 6.0, "missed")), "limits met", "FAIL"),
         (points(point("sweep", 6.0, "late")), "limits met", "SKIPPED"),
         (points(point("sweep", 6.0), point("confirmation", 6.0, "missed")), "limits met", "FAIL"),
+        (points(point("sweep", 6.0), point("confirmation", 6.0, "unproven")), "limits met", "FAIL"),
         (put("load", "ttft_ms", [-0.01] * 100), "finite", "FAIL"),
         (put("recovery", "failed", 1), "recovery", "FAIL"),
         (put("recovery", "same_answers", 63), "recovery", "FAIL"),
@@ -136,6 +138,78 @@ def test_what_is_wrong_does_not_pass(change, check, status):
     changed = {"recovery": True, "target_efficiency": 0.75} | ({} if check == "tokens counted" else {"workers": []})
     rows = Rows(rows.config.model_copy(update=changed), 1, rows.tables)
     assert statuses(rows)[check] == status
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        ("proven", "both limits met with 99% confidence at p99 by 100 queries"),
+        ("met", "both limits met in the sample at p99 by 100 queries; 459 with none late would show it"),
+    ],
+)
+def test_a_knee_says_whether_it_was_proven(outcome, words):
+    rows = rows_of(points(point("sweep", 6.0, "met"), point("confirmation", 6.0, outcome)))
+    (answer,) = [check for check in SPEC.checks if check.name == "limits met"]
+    (judgement,) = checks.judge(answer, rows, [])
+    assert judgement.status == "PASS" and words in judgement.reason
+    assert words.partition(";")[0] in stated(rows)["knee_per_s_random_prompts"].reason
+
+
+@pytest.mark.parametrize(("queries", "said"), [(100, True), (101, False)])
+def test_a_percentile_of_few_queries_says_what_it_is(queries, said):
+    """By linear interpolation p99 of 100 lies at 0.99 x 99 = 98.01, between the last two of 0 to 99; of 101 it is the last but one."""
+    rows = rows_of(points(point("sweep", 6.0, queries=queries)))
+    assert any("p99 lies between its two largest times" in words for words in SPEC.warnings(rows)) is said
+
+
+def test_rates_of_rounds_are_all_work_over_all_time():
+    """Two rounds of 30 queries: 3 s and 1 s are 60 in 4 s, 15 queries/s, and not the median of 10 and 30."""
+
+    def change(tables):
+        put("scaling", "samples_per_s", [10.0, 30.0])(tables)
+        put("scaling", "sum_per_s", [40.0, 40.0])(tables)
+
+    metrics = stated(rows_of(change))
+    hours = 13368 / 15 / 3600
+    values = {"samples_per_s_all": 15, "scaling_efficiency": 15 / 40, "projected_hours": hours}
+    assert {name: metrics[f"{name}_random_prompts"].value for name in values} == pytest.approx(values)
+
+
+def test_servers_that_complete_no_query_fail_with_the_reason():
+    servers = [Faulty(lambda number: "400"), Faulty(lambda number: "400")]
+    urls = [server.url for server in servers]
+    values = config(workers=",".join(urls), rounds=1, queries=8, concurrencies="1")
+    bench = Bench(values, SimpleNamespace(emit=lambda *_, **__: None), urls, "", [[3, 4, 5]])
+    try:
+        serving_run._rates(bench)
+        with pytest.raises(BackendUnavailable, match="no query was completed"):
+            serving_run._load(bench)
+    finally:
+        for server in servers:
+            server.hosted.cut()
+    (facts,) = tables()["run"]
+    facts |= {"issued": bench.sums["issued"], "failed": bench.sums["failed"], "errors": "; ".join(bench.errors)}
+    rows = Rows(values, 1, bench.tables | {"run": [facts]})
+    answers = statuses(rows)
+    assert (answers["every query answered"], answers["limits met"], answers["finite"]) == ("FAIL", "FAIL", "PASS")
+    metric = stated(rows)["samples_per_s_all_random_prompts"]
+    assert metric.value is None and "no query was completed" in metric.reason
+
+
+def test_an_exception_of_the_sender_ends_the_recovery(monkeypatch):
+    def at_once(count):
+        if count > 16:
+            raise ValueError("the sender's own")
+        return []
+
+    client = SimpleNamespace(at_once=at_once, answers={})
+    monkeypatch.setattr(Bench, "client", lambda *_: contextlib.nullcontext((client, None)))
+    monkeypatch.setattr(Bench, "measure", lambda *_: {})
+    bench = Bench(config(queries=8), None, URLS, TOKEN, [])
+    bench.tables["scaling"] = [{"samples_per_s": [1e6]}]
+    pool = SimpleNamespace(kill=lambda _: None, start=lambda _: None, wait=lambda _: None, ready_s=[0.0])
+    with pytest.raises(ValueError, match="the sender's own"):
+        serving_run._recovery(bench, pool)
 
 
 def test_a_run_is_priced_by_new_tokens_and_servers():

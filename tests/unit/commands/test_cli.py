@@ -132,3 +132,32 @@ def test_an_unexpected_error_is_one_sentence_with_a_file_and_exit_code_2(monkeyp
     (log,) = tmp_path.glob("benchlib-error-*.log")
     assert shown.exit_code == 2 and "Traceback" not in shown.output and str(log) in shown.output.replace("\n", "")
     assert "TypeError: 'NoneType' object is not callable" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("serve", "--engine", "sim", "--step-ms", "nan"), "nan is not a finite number"),
+        (("serve", "--engine", "sim", "--step-ms", "inf"), "not in the range 0<=x<=60000"),
+        (("serve", "--engine", "sim", "--drain-s", "nan"), "nan is not a finite number"),
+        (("serve", "--engine", "sim", "--slots", "99999999999"), "not in the range 1<=x<=65536"),
+        (("page", ".", "--price", "inf"), "inf is not a finite number"),
+    ],
+)
+def test_a_number_that_no_machine_can_wait_for_or_hold_is_refused(call, words, reason):
+    result = call(*words)
+    assert result.exit_code == 2 and reason in result.output
+
+
+def test_a_verb_with_a_slip_is_answered_with_the_nearest(call):
+    result = call("rum", "quick")
+    assert result.exit_code == 2 and "no verb 'rum': did you mean run?" in result.output
+
+
+def test_more_ranks_than_memory_holds_are_refused(call, monkeypatch):
+    monkeypatch.setattr(plan, "memory_bytes", lambda: 4 * 2**30)
+    result = call("run", "machine", "--tier", "smoke", "--backend", "cpu", "--set", "nproc=17", "--dry-run")
+    assert result.exit_code == 2 and "17 take 4 GiB, and this machine has 4 GiB: set nproc=16 or less" in result.output
+    assert (
+        call("run", "machine", "--tier", "smoke", "--backend", "cpu", "--set", "nproc=16", "--dry-run").exit_code == 0
+    )

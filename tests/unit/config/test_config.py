@@ -168,3 +168,28 @@ def test_a_library_that_does_not_move_the_tensors_of_the_backend_is_refused_befo
     with pytest.raises(UserError, match=r"nccl moves tensors of cuda, not of cpu .*: take gloo, mpi"):
         config.check_whole()
     config.model_copy(update={"backend": "rocm"}).check_whole()
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "name", "text", "value"),
+    [
+        ("squad", "wall_limit_s", "8h", 8 * 3600),
+        ("squad", "budget_s", "5min", 300),
+        ("squad", "budget_s", "1.5 h", 5400),
+        ("squad", "budget_s", "90", 90),
+        ("serving", "point_s", "2s", 2),
+        ("squad", "warmup_ratio", "10%", 0.1),
+        ("squad", "limits", {"train_samples_per_s": "12.5%"}, {"train_samples_per_s": 0.125}),
+    ],
+)
+def test_durations_and_shares_are_read_as_people_write_them(benchmark, name, text, value):
+    assert getattr(resolve(benchmark, "smoke", "cpu", {name: text}).config, name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("budget_s", "5 lightyears"), ("budget_s", "10%"), ("budget_s", "1.2.3h"), ("learning_rate", "1h")],
+)
+def test_other_units_are_refused_with_the_name_of_the_parameter(name, text):
+    with pytest.raises(UserError, match=f"{name} = '{text}'"):
+        resolve("squad", "smoke", "cpu", {name: text})

@@ -6,7 +6,8 @@ import pytest
 from make_run import make_run
 
 from benchlib.commands.run import KERNEL_DIED
-from benchlib.judge.verdict import final, mark_notebook_error
+from benchlib.core.run_folder import record_files
+from benchlib.judge.verdict import final, judged, mark_notebook_error
 from benchlib.launch.launch import blame_notebook
 from benchlib.results.record import load
 from benchlib.results.run import Run
@@ -46,3 +47,17 @@ def test_a_kernel_that_died_breaks_the_run_although_its_ranks_were_stopped(tmp_p
     assert Run(path).status["outcome"] == "failed", "one word in every file"
     assert (verdict.verdict, verdict.sentence, verdict.exit_code()) == ("BROKEN", "The notebook's kernel died", 2)
     assert load(path).model_copy(update={"verdict": verdict}).word == "BROKEN"
+
+
+def test_a_run_of_another_minor_version_keeps_its_verdict_and_an_edited_one_does_not(run_dir):
+    """Its numbers may be right by the definitions that it was measured by, and wrong by today's."""
+    machine = json.loads((run_dir / "machine.json").read_text())
+    machine["versions"]["benchlib"] = "0.1.7"
+    (run_dir / "machine.json").write_text(json.dumps(machine))
+    verdict = judged(Run(run_dir))
+    assert verdict.sentence == "As the notebook said."
+    (note,) = [check for check in verdict.checks if check.name == "judged by this version"]
+    assert (note.status, note.gates) == ("SKIPPED", False) and "benchlib 0.1.7 measured" in note.reason
+    record_files(run_dir)
+    (run_dir / "result.json").write_text((run_dir / "result.json").read_text().replace("}", "} ", 1))
+    assert judged(Run(run_dir)).verdict == "FAIL"

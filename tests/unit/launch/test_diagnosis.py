@@ -6,6 +6,7 @@ from torch.distributed import DistBackendError
 
 from benchlib.launch import diagnosis
 from benchlib.launch.diagnosis import RankRecord
+from benchlib.launch.processes import memory_kills
 
 CLOSED = "[/b/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234"
 
@@ -174,3 +175,12 @@ def test_its_table_and_its_lines() -> None:
 def test_why_it_gave_up(text: str, expected: str) -> None:
     reason = diagnosis.agent_reason(text, "h:1", 30)
     assert expected in reason and bool(expected) == bool(reason)
+
+
+def test_a_killed_rank_is_out_of_memory_if_the_kernel_counted_one(tmp_path):
+    (tmp_path / "vmstat").write_text("nr_free_pages 1\noom_kill 3\n")
+    assert memory_kills(tmp_path / "vmstat") == 3 and memory_kills(tmp_path / "absent") == 0
+    killed, aborted = (RankRecord(0, returncode=code, phase="train", step=7) for code in (-9, -6))
+    assert "likely out of memory" in diagnosis.failure_text(killed, [killed], memory_kills=1)
+    for record, kills in ((killed, 0), (aborted, 1)):
+        assert "memory" not in diagnosis.failure_text(record, [record], kills)

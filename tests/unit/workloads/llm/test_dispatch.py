@@ -92,6 +92,7 @@ def test_a_worker_that_fails_now_and_then_loses_nothing(place, fault):
 HOSTILE = {
     "no choices": b'{"choices": null}', "no event": b"", "negative id": b'{"choices": [{"token_ids": [5, -6]}]}',
     "half a character": b'{"error": "\\ud800"}', "307": "307", "401": "401",
+    "tokens after the end": b'{"choices": [{"token_ids": [5], "finish_reason": "stop"}]}\n\ndata: {"choices": [{"token_ids": [6]}]}',
 }  # fmt: skip
 
 
@@ -175,6 +176,21 @@ def test_a_server_without_token_ids_is_asked_in_texts_by_itself(place, monkeypat
     assert not client.at_once(6)["failed"].any() and set(map(tuple, client.answers.values())) == {(5, 5, 5, 2)}
     record = client.engine.record()
     assert record["workers"][0]["asked_in"] == "text" and record["counts"] == {"stated": 24, "counted": 24}
+
+
+def test_an_answer_whose_only_line_has_no_end_has_a_first_token(place, monkeypatch):
+    """Its first token came with its last byte: a query without that time would leave the percentile of all."""
+
+    async def other(request):
+        if request.path != "/v1/completions":
+            return None
+        if "return_token_ids" in await request.json():
+            return web.Response(status=422, text="unexpected fields")
+        return web.Response(body=b'data: {"choices": [{"text": "a b", "finish_reason": "length"}]}')
+
+    monkeypatch.setattr(wire, "codec", Codec)
+    table = place.client(place.faulty(other=other)).at_once(4)
+    assert not table["failed"].any() and (table["first_s"] <= table["last_s"]).all()
 
 
 def test_a_stream_that_stands_still_goes_to_another_worker(place):

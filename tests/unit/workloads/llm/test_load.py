@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from benchlib.workloads.llm.engines import Settings, Sim
-from benchlib.workloads.llm.load import QUERY, Client, client_limits, find_knee, measure, schedule
+from benchlib.workloads.llm.load import QUERY, Client, client_limits, find_knee, judged, measure, schedule
 
 PROMPTS = [[3, 4, 5 + row] for row in range(20)]
 
@@ -67,9 +68,34 @@ def test_a_late_client_is_told():
     assert client_limits(drifting, 1e3)[1] == ("client_rate", pytest.approx(0.07), 0.05)
 
 
+def outcome(late, queries, share=0.99):
+    """What a sample says with so many queries above the limit of 1 s."""
+    return judged({"ttft": np.repeat([0.5, 2.0], [queries - late, late])}, {"ttft": 1.0}, share)
+
+
+@pytest.mark.parametrize(("true_late", "chance"), [(0.010, 0.010), (0.015, 0.0005)])
+def test_a_rate_is_proven_as_seldom_as_the_confidence_says(true_late, chance):
+    """Of 662 queries p99 is proven with at most one late: with 1% late in truth a binomial of that has 1%, and not a half."""
+    seen = {late: outcome(late, 662) for late in range(30)}
+    assert [late for late, said in seen.items() if said == "proven"] == [0, 1]
+    proven = sum(binom.pmf(late, 662, true_late) for late, said in seen.items() if said == "proven")
+    assert proven == pytest.approx(chance, rel=0.02) and proven <= 0.01
+    in_sample = sum(binom.pmf(late, 662, 0.01) for late, said in seen.items() if said != "missed")
+    assert in_sample == pytest.approx(0.507, abs=0.001)
+
+
+def test_few_queries_prove_nothing_and_each_limit_counts_on_its_own():
+    assert [outcome(0, count) for count in (100, 458, 459)] == ["met", "met", "proven"]
+    assert [outcome(late, 662) for late in (1, 2, 6, 7)] == ["proven", "unproven", "unproven", "missed"]
+    # One is late by the first token, another one by the further tokens: both limits have one of 662, which no limit for both would.
+    late = {name: np.roll(np.repeat([0.5, 2.0], [661, 1]), place) for place, name in enumerate(("ttft", "tpot"))}
+    assert judged(late, {"ttft": 1.0, "tpot": 1.0}, 0.99) == "proven"
+
+
 def knee_of(points):
     """The rate that is confirmed; None where none is."""
-    return next((row["rate"] for row in points if (row["phase"], row["outcome"]) == ("confirmation", "met")), None)
+    outcomes = [("confirmation", outcome) for outcome in ("met", "proven")]
+    return next((row["rate"] for row in points if (row["phase"], row["outcome"]) in outcomes), None)
 
 
 def served(knee, noise=()):
@@ -92,6 +118,13 @@ def test_the_knee_is_between_the_rates_and_confirmed_by_a_longer_run():
     assert knee_of(find_knee(probe, [10, 20, 40])) == 20
     assert knee_of(find_knee(served(5)[0], [10, 20])) is None
     assert knee_of(find_knee(served(math.inf)[0], [10, 20])) == 20
+
+
+def test_a_rate_that_a_longer_run_does_not_prove_is_no_knee():
+    outcomes = iter(["met", "unproven", "unproven", "proven"])
+    points = find_knee(lambda rate, times: {"outcome": next(outcomes)}, [10, 20], refine=0)
+    assert [(row["phase"], row["rate"]) for row in points[2:]] == [("confirmation", 20), ("confirmation", 10)]
+    assert knee_of(points) == 10
 
 
 def test_a_rate_at_which_the_client_was_late_is_tried_again():

@@ -45,6 +45,20 @@ def test_a_query_starts_and_ends_once():
     assert log.overdue(13.0, limit_s=0.5) == [9] and log.unended == 1
 
 
+def test_a_first_token_outside_of_its_query_is_an_error_and_no_time():
+    log = QueryLog()
+    log.issue([1, 2, 3], [0, 1, 2], 10.0, [3, 3, 3])
+    log.first(1, 12.5)
+    log.first(2, 9.0)
+    assert log.done(1, 12.0, tokens=5) and log.done(2, 12.0, tokens=5) and log.done(3, 12.0, tokens=5)
+    assert not log.first(3, 12.5)
+    table = log.table()
+    assert table["failed"].tolist() == [True, True, False] and log.repeated == 1
+    assert not len(load.times_s(load.completed(table))["tpot"])
+    assert "first token" in log.errors[1] and log.errors[1] == log.errors[2]
+    assert "had ended" in log.errors[3]
+
+
 def test_sim_takes_its_steps_and_no_more_queries_than_slots():
     engine = make("sim", Settings(slots=2, step_s=0.01, fixed_length=True))
     engine.start()
