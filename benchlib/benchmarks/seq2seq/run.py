@@ -289,8 +289,9 @@ def _uncompiled(rank: Rank) -> str:
     """Return why the tuned engine is not compiled, on all ranks alike; '' if it is."""
     if not rank.config.compile:
         return UNASKED
+    lack = ""
     try:
-        lack = devices.compiler(rank.world.device) and ""
+        devices.compiler(rank.world.device)
     except BackendUnavailable as error:
         lack = str(error)
     lack = next(filter(None, all_gather_objects(lack)), "")
