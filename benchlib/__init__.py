@@ -3,4 +3,4 @@
 Importing the package imports neither torch nor Jupyter; see ``benchlib.cli`` for the command line.
 """
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"

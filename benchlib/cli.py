@@ -1,6 +1,7 @@
 """The command line: what verbs there are. Each is declared with its options in a file of ``commands``, imported when it is called."""
 
 import importlib
+import io
 import sys
 from typing import Any
 
@@ -29,6 +30,13 @@ def _of_benchmarks() -> dict[str, click.Command]:
 
 class _Verbs(click.Group):
     """The verbs above, and those that benchmarks bring along; these are imported when they are asked for."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the program: what the encoding of a terminal or a pipe lacks shows as a question mark, and ends nothing."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
+        return super().main(*args, **options)
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted([*VERBS, *_of_benchmarks()])

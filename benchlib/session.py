@@ -33,15 +33,19 @@ if TYPE_CHECKING:
 Subject = Run | History | Offers | Page
 
 
-def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: Mapping[str, Any], **named: Any) -> Run:
+def open_run(
+    benchmark: str, run_dir: str, tier: str, backend: str, overrides: Mapping[str, Any], nproc: int = 0, **named: Any
+) -> Run:
     """Return the run that a notebook works on: the prepared one, or a new one from the notebook's parameters.
 
-    Of ``named`` parameters, '' and 0 leave the choice to the tier.
+    Of ``named`` parameters, '' and None leave the choice to the tier; 0 and False are values. ``nproc`` 0 leaves it to the machine.
     """
     notebook.begin(benchmark)
     if run_dir:
         return Run(run_dir)
-    chosen = {name: value for name, value in named.items() if value not in ("", 0)}
+    chosen = {name: value for name, value in named.items() if value is not None and value != ""}
+    if nproc:
+        chosen["nproc"] = nproc
     return Run(prepare(plan(benchmark, tier, backend, {**chosen, **overrides}), outputs()))
 
 

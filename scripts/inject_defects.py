@@ -49,7 +49,8 @@ class Defect:
         if (count := text.count(self.old)) != 1:
             raise LookupError(f"its text stands there {count} times")
         changed = text.replace(self.old, self.new)
-        compile(changed, self.file, "exec")  # any test would catch a file that is no Python
+        if self.file.endswith(".py"):
+            compile(changed, self.file, "exec")  # any test would catch a file that is no Python
         return changed
 
 

@@ -17,7 +17,14 @@ from benchlib.judge.foreign.readers import IMPOSSIBLE, POSSIBLE, WORST, judged
 from benchlib.judge.published import listed
 from benchlib.judge.references import registry
 
-COLOURS = {"PASS": "green", "FAIL": "red", "SKIPPED": "yellow", "unconfirmed": "yellow", "invalid": "red"}
+COLOURS = {
+    "PASS": "green",
+    "FAIL": "red",
+    "AMBIGUOUS": "yellow",
+    "SKIPPED": "yellow",
+    "unconfirmed": "yellow",
+    "invalid": "red",
+}
 
 
 def _show(document: dict[str, Any]) -> None:
@@ -42,11 +49,11 @@ def _show(document: dict[str, Any]) -> None:
 def judge(files: tuple[Path, ...], as_json: bool) -> None:
     """Look for impossible numbers in results of any origin.
 
-    FILE is output of nccl-tests, an MLPerf LoadGen summary, a throughput table (CSV, TSV, Markdown),
-    a run folder, report or JSON of the kit, or a claim in neutral JSON.
+    FILE is output of nccl-tests or rccl-tests, a summary or detail log of MLPerf LoadGen, a throughput table
+    (CSV, TSV, Markdown), a run folder, report or JSON of the kit, or a claim in neutral JSON.
 
     \b
-    Exit codes: 0 nothing impossible, 1 something is, 2 a file cannot be read, 3 it reports too little to be judged,
+    Exit codes: 0 nothing impossible (what is rare is called suspicious), 1 something is, 2 a file cannot be read, 3 it reports too little to be judged,
     4 the run calls itself INVALID.
     """
     documents = list(map(judged, files))

@@ -4,7 +4,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,14 @@ FREE_BYTES = 1e9  # of the disk of the runs
 NEEDED = ("torch", "backend cpu", "outputs")  # without which nothing goes
 
 
-def budget_s(tier: dict[str, Any]) -> float:
-    every = tier.get("all", {})
-    values = [(every | (tier[name] or {})).get("budget_s") for name in BENCHMARKS if name in tier]
-    return float(sum(value for value in values if value))
+def budget_s(tier: Mapping[str, Any]) -> float:
+    """Return the seconds that the benchmarks of a tier may take, with the defaults of those that it sets no budget for."""
+    total_s = 0.0
+    for benchmark in loadable():
+        if benchmark.name in tier:
+            default_s = benchmark.config.model_fields["budget_s"].default
+            total_s += ({"budget_s": default_s} | tier.get("all", {}) | (tier[benchmark.name] or {}))["budget_s"]
+    return total_s
 
 
 def _row(benchmark: Benchmark, tiers: dict[str, Any]) -> dict[str, Any]:

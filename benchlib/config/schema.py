@@ -205,7 +205,12 @@ class BaseConfig(BaseModel):
     @property
     def hard_limit_s(self) -> float:
         """Seconds after which the supervisor ends the run."""
-        return self.wall_limit_s or 2 * self.budget_s + self.startup_timeout_s
+        return self.wall_limit_s or 2 * self.allowed_s + self.startup_timeout_s
+
+    @property
+    def allowed_s(self) -> float:
+        """Seconds that the work may take: the budget, and what a slow-down that was injected on purpose adds."""
+        return self.budget_s * (1 + self.planted_slowdown)
 
     def check_whole(self) -> None:
         """Raise ``UserError`` for values that do not fit the machine, once torch was asked for its devices."""
@@ -287,7 +292,7 @@ class _File(BaseModel, extra="allow"):
 def tier_names() -> list[str]:
     """Return the tiers, the smallest budget first."""
     names = (path.stem for path in (home() / "params" / "tiers").glob("*.yaml"))
-    return sorted(names, key=lambda name: read_params("tiers", name).get("all", {}).get("budget_s", 0.0))
+    return sorted(names, key=lambda name: read_params("tiers", name).get("all", {}).get("budget_s", _All().budget_s))
 
 
 def is_tier_file(tier: str) -> bool:

@@ -9,7 +9,7 @@ bits per second.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 
 def encoder_forward_flops(layers: int, hidden: int, intermediate: int, length: int) -> float:
@@ -20,14 +20,6 @@ def encoder_forward_flops(layers: int, hidden: int, intermediate: int, length: i
     products = 2 * length * (4 * hidden**2 + 2 * hidden * intermediate)
     attention = 4 * length**2 * hidden
     return float(layers * (products + attention))
-
-
-def encoder_train_flops(layers: int, hidden: int, intermediate: int, shapes: Iterable[tuple[int, int]]) -> float:
-    """Return the FLOPs of training (three times the forward pass) on batches of ``shapes`` (B, S) as processed.
-
-    Padding is counted: it is work that the device does.
-    """
-    return 3 * sum(batch * encoder_forward_flops(layers, hidden, intermediate, length) for batch, length in shapes)
 
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import read_bytes, writing
+from benchlib.core.files import read_bytes, unmarked, writing
 
 Event = dict[str, Any]
 EVENT: dict[str, Any] = {"t": (int, float), "kind": str, "source": str}
@@ -124,7 +124,7 @@ class EventFollower:
 def _events(data: bytes) -> Iterator[Event]:
     for line in data.split(b"\n"):  # JSON has no bare line feed
         with contextlib.suppress(ValueError):
-            event = from_json(line, allow_inf_nan=False)
+            event = from_json(unmarked(line), allow_inf_nan=False)
             whole = isinstance(event, dict) and all(isinstance(event.get(name), kind) for name, kind in EVENT.items())
             if whole and event.keys() >= {*NEEDED.get(event["kind"], "").split()}:
                 yield event

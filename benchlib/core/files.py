@@ -5,6 +5,7 @@ cut, foreign, not a file at all, or unreadable: each of these is one sentence fo
 ``UserError`` from the readers, a ``StorageError`` from the writers.
 """
 
+import codecs
 import contextlib
 import errno
 import hashlib
@@ -134,6 +135,22 @@ def read_bytes(path: Path | str, most: int = MAX_BYTES, start: int = 0) -> bytes
         raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from None
 
 
+def unmarked(data: bytes) -> bytes:
+    """Return the bytes of a text as UTF-8 without a mark of the byte order, which editors and shells of Windows put before it; those
+    of UTF-16 are recognised by theirs. Raises ``ValueError`` for bytes that the mark does not fit."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16").encode()
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
+def read_text(path: Path | str, most: int = MAX_BYTES) -> str:
+    """Read a text file in UTF-8, or in UTF-16 with its mark; ``UserError`` for what is none."""
+    try:
+        return unmarked(read_bytes(path, most)).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not text (byte {error.start} is not {error.encoding.upper()})") from None
+
+
 def read_yaml(path: Path | str) -> Any:
     """Read a YAML file of plain values; ``UserError`` where it is none, or has a name twice."""
     import yaml  # here: most commands read none
@@ -146,7 +163,7 @@ def read_yaml(path: Path | str) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(read_bytes(path).decode("utf-8-sig"), Loader)
+        return yaml.load(read_text(path), Loader)
     except UserError:
         raise
     except (yaml.YAMLError, ValueError) as error:
@@ -157,7 +174,7 @@ def read_json(path: Path | str) -> Any:
     """Read a JSON file; a missing, cut or foreign file is a ``UserError`` that names it and the reason."""
     data = read_bytes(path)
     try:
-        return from_json(data, allow_inf_nan=False)
+        return from_json(unmarked(data), allow_inf_nan=False)
     except ValueError as error:
         raise UserError(f"{path}: not valid JSON ({error}); the file may be cut") from None
 

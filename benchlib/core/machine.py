@@ -109,6 +109,17 @@ def numa_nodes() -> int:
     return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
 
 
+def cache_bytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Return the bytes of the processors' last-level caches, all together; 0 where the system does not say."""
+    caches = dict[tuple[int, str], int]()
+    for folder in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            level, shared, size = ((folder / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))
+            caches[int(level), shared] = int(size.removesuffix("K")) << 10
+    last = max((level for level, _ in caches), default=0)
+    return sum(size for (level, _), size in caches.items() if level == last)
+
+
 def cpu_model() -> str:
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
@@ -186,7 +197,9 @@ def probe_devices() -> dict[str, Any]:
         return {"backends": missing | {"cpu": here}, "versions": {}, "libraries": {}}
     command = [sys.executable, "-m", "benchlib.runtime.worker", "--probe"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         raise UserError(
             f"asking torch for its devices took over {PROBE_TIMEOUT_S} s: a driver may hang; try {' '.join(command)}"

@@ -82,10 +82,14 @@ def amd(count: int, smi: Any) -> list[Questions]:
 
 
 class Package:
-    """The energy counters (RAPL) of the processor's packages under Linux."""
+    """The energy counters (RAPL) of the processor's packages under Linux.
+
+    Other zones are parts of a package, or the whole platform (psys), which contains the packages.
+    """
 
     def __init__(self, powercap: Path) -> None:
-        self.zones = sorted(zone for zone in powercap.glob("intel-rapl:*") if zone.name.count(":") == 1)
+        names = sorted(powercap.glob("intel-rapl:*/name"))
+        self.zones = [name.parent for name in names if name.read_text().startswith("package")]
         self.last: dict[Path, int] = {}
         self.total_uj = 0
         self.last_read = (math.nan, 0.0)

@@ -19,6 +19,8 @@ RESAMPLES = 2000
 WINDOWS = (
     40  # of equal work: enough to tell stalls from the undisturbed rate, and few enough to hold several steps each
 )
+FASTEST = 0.1  # of the windows of a run: those that nothing disturbed, wherever a tenth of it was left alone
+MIN_FOR_LEVEL = 20  # windows: a tenth of fewer is a single one
 MIN_FOR_INTERVAL = 5  # samples: the range of n holds the median with 1 - 2^(1 - n), 75% for three and 94% for five
 MIN_PER_QUARTER = 5  # samples: with fewer, one slow step makes a quarter differ
 MIN_DRIFT = 1.1  # of the largest median of a quarter over the smallest: less is noise to a reader
@@ -69,6 +71,16 @@ def windows(work: Sequence[float], time_s: Sequence[float], count: int = WINDOWS
     marks_s = np.interp(np.linspace(0.0, done[-1], number + 1), done, ends_s)
     rates: list[float] = (done[-1] / number / np.diff(marks_s)).tolist()
     return rates
+
+
+def undisturbed(rates: Sequence[float]) -> float | None:
+    """Return the whole rate of the fastest tenth of the ``windows`` of a run, in their unit; None of fewer than twenty.
+
+    What takes the machine for a part of a run lowers the rate of the run and not this one; slower work lowers both.
+    """
+    if len(rates) < MIN_FOR_LEVEL:
+        return None
+    return average(sorted(rates)[-round(FASTEST * len(rates)) :], "harmonic")
 
 
 class Summary(NamedTuple):
@@ -207,6 +219,19 @@ def median_ends(samples: np.ndarray, z: float) -> tuple[float, float]:
     half = min(0.5, z / 2 / math.sqrt(n / max(1.0, _memory(samples)[0])))
     low, middle, high = np.quantile(samples, [0.5 - half, 0.5, 0.5 + half])
     return float(middle - low), float(high - middle)
+
+
+def average_end(samples: np.ndarray, z: float, kind: Average) -> float:
+    """Return how far below and above the mean or harmonic mean of samples its interval ends, in their unit.
+
+    z is the normal quantile of the confidence, the n samples say as much as m independent ones: z s / sqrt(m). The harmonic mean H
+    varies as the mean of H² / x does (delta method: A. W. van der Vaart, Asymptotic Statistics, 1998, chapter 3).
+    """
+    whole = float(AVERAGES[kind](samples))
+    if len(samples) < 2 or np.ptp(samples) == 0 or whole == 0:
+        return 0.0
+    parts = samples if kind == "mean" else whole**2 / samples
+    return z * float(parts.std(ddof=1)) * math.sqrt(max(1.0, _memory(parts)[0]) / len(parts))
 
 
 def drift(samples: Sequence[float]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchlib.config.schema import BaseConfig, build
 from benchlib.core.errors import UserError, nearest
-from benchlib.core.files import home, read_model
+from benchlib.core.files import home
 from benchlib.core.text import counted, shortened
 from benchlib.judge.calibration import Calibration, load_calibration
 from benchlib.judge.changepoints import levels
@@ -22,19 +22,21 @@ from benchlib.judge.checks import Ask, Check, Status
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.regression import (
+    LEVEL,
     LINEAR,
+    LOG,
     NOTICED,
-    SCHEMA,
     KeptRuns,
     RegressionLimit,
     Spread,
     allowed_loss,
     baseline_check,
     chance_of_each,
+    deciding_spread,
     default_spread,
     moderated,
-    own_spread,
     pooled,
+    read_runs,
     regression_check,
     repeats,
     scale_of,
@@ -111,8 +113,8 @@ def folder() -> Path:
 
 
 def load_baseline(path: Path) -> Baseline:
-    """Read a baseline file; ``UserError`` where it is cut or foreign."""
-    return read_model(path, Baseline, "a baseline (restore it, or delete it and accept sound runs)", SCHEMA)
+    """Read a baseline file; ``UserError`` if it is cut, foreign or lost a number."""
+    return read_runs(path, Baseline, "a baseline (restore it, or delete it and accept sound runs)")
 
 
 def stored(root: Path | None = None, benchmark: str = "*", tier: str = "*") -> tuple[list[Baseline], dict[Path, str]]:
@@ -121,9 +123,14 @@ def stored(root: Path | None = None, benchmark: str = "*", tier: str = "*") -> t
     for path in sorted((root or folder()).glob(f"{benchmark}/{tier}/*.json")):
         if path.parts[-3] != "golden":
             try:
-                sound.append(load_baseline(path))
+                baseline = load_baseline(path)
             except UserError as error:
                 refused[path] = str(error)
+                continue
+            if {fingerprint_key(run.fingerprint) for run in baseline.runs} == {path.stem}:
+                sound.append(baseline)
+            else:
+                refused[path] = f"{path}: its name is not the key of its fingerprints: restore it, or accept runs again"
     return sound, refused
 
 
@@ -166,8 +173,7 @@ def require_alike(run: Run, here: dict[str, str], there: dict[str, str]) -> None
 def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: Comparison) -> list[Check]:
     """Compare each metric that has a limit with the baseline; a metric that only one side has is listed.
 
-    The earlier repetitions of an undecided run (``repeats.json``) count with it, but those whose level shifted only where all
-    did. An accepted run is compared with the other accepted ones: with itself it would always pass.
+    The earlier repetitions of an undecided run (``repeats.json``) count with it. An accepted run is compared with the other accepted ones: with itself it would always pass.
     """
     result, limits = run.result, adjusted(limits, run.config.limits)
     assert result is not None
@@ -196,7 +202,8 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
         together = [*earlier, latest] if metric is not None and metric.value is not None else [latest]
         new, old = side_of(together, limit.metric), side_of(others, limit.metric)
         if any(side and side.metric.provenance != "not_available" for side in (new, old)):
-            checks.append(regression_check(limit, new, old, spreads.get(limit.metric), chance))
+            known = [spreads.get(limit.metric + part) for part in ("", LEVEL)]
+            checks.append(regression_check(limit, new, old, known[0], chance, known[1]))
     return checks
 
 
@@ -205,20 +212,23 @@ def known_spreads(
 ) -> dict[str, Spread]:
     """Return by metric the spread between unchanged runs that a calibration and the stored runs of this fingerprint tell.
 
-    ``beside`` are the runs that are compared: their own spread is pooled with this one and must not count twice. Where the folder
+    Those of undisturbed levels have names that end with ``LEVEL``. ``beside`` are the runs that are compared: their own spread is pooled with this one and must not count twice. Where the folder
     of the ``run`` is not at hand there are no stored ones. The spread of these is that about their levels, so that a step between
     them or an odd one does not count.
     """
     earlier = [record for record in stored_runs(run) if not any(map(record.is_copy_of, beside))]
     spreads = {}
     for limit in limits:
-        side, about = side_of(earlier, limit.metric), None
+        side, values = side_of(earlier, limit.metric), dict[str, list[float]]()
+        scale = scale_of(limit, side.lowest) if side and side.runs else LOG
         if side and len(side.runs) >= MIN_STORED:
-            scale = scale_of(limit, side.lowest)
-            values = side.values(scale)
-            about = spread_about(levels(values), scale, float(np.median(values)), f"{len(values)} stored runs")
-        if spread := pooled(calibration.spread(limit.metric) if calibration else None, about):
-            spreads[limit.metric] = spread
+            values = {"": side.values(scale), LEVEL: side.levels}
+        for part in ("", LEVEL):
+            about = None
+            if of_runs := values.get(part):
+                about = spread_about(levels(of_runs), scale, float(np.median(of_runs)), f"{len(of_runs)} stored runs")
+            if spread := pooled(calibration.spread(limit.metric + part) if calibration else None, about):
+                spreads[limit.metric + part] = spread
     return spreads
 
 
@@ -253,7 +263,7 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping
         if not side or not side.runs:
             continue
         metric, scale = side.metric, scale_of(limit, side.lowest)
-        measured = pooled(own_spread(side.readings(scale)), known.get(limit.metric))
+        measured = pooled(deciding_spread(side, scale), known.get(limit.metric + LEVEL * bool(side.levels)))
         if not (spread := moderated(measured, default_spread(metric, limit, scale, side.others))):
             continue
         effect = smallest_loss(limit, side, measured, len(side.runs))

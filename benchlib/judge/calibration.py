@@ -6,23 +6,26 @@ by the fingerprint that baselines have too, and judged against each other by the
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from benchlib.core.files import read_model
 from benchlib.core.text import day
 from benchlib.judge.regression import (
+    LEVEL,
     LOG,
-    SCHEMA,
     KeptRuns,
     RegressionLimit,
     Scale,
     Side,
     Spread,
     compared,
+    deciding_spread,
     is_timed,
+    level_spread,
     own_spread,
+    read_runs,
     regression_check,
     scale_of,
     side_of,
@@ -97,14 +100,23 @@ class Calibration(KeptRuns):
         others = [(run, [other for other in members if other is not run]) for run in members]
         statuses = Counter(_status(limit, *pair) for pair in others)
         return Calibrated(
-            limit, together, scale, spread, statuses, slowed, smallest_loss(limit, together, spread, runs=1)
+            limit,
+            together,
+            scale,
+            spread,
+            statuses,
+            slowed,
+            smallest_loss(limit, together, deciding_spread(together, scale), runs=1),
         )
 
     def spread(self, metric: str) -> Spread | None:
-        """Return the spread between unchanged runs of a metric, on its gate's scale; None where it was not measured."""
-        if not (item := self.calibrated.get(metric)):
-            return None
-        return Spread(item.spread.s, item.spread.dof, f"a calibration of {len(item.side.runs)} runs")
+        """Return the spread between unchanged runs of a metric, on its gate's scale; None where it was not measured.
+
+        A name that ends with ``LEVEL`` asks for that of their undisturbed levels.
+        """
+        item = self.calibrated.get(metric.removesuffix(LEVEL))
+        spread = item and (level_spread(item.side.levels) if metric.endswith(LEVEL) else item.spread)
+        return replace(spread, source=f"a calibration of {len(item.side.runs)} runs") if item and spread else None
 
     def sentence(self) -> str:
         # The metrics of a run are no separate trials: in the worst case other runs failed in each metric.
@@ -139,9 +151,9 @@ def path_of(root: Path, benchmark: str, tier: str, fingerprint: dict[str, str]) 
 
 
 def load_calibration(root: Path, benchmark: str, tier: str, fingerprint: dict[str, str]) -> Calibration | None:
-    """Return the calibration of a fingerprint, None where there is none; ``UserError`` where it is cut or foreign."""
+    """Return the calibration of a fingerprint, None if there is none; ``UserError`` if it is cut, foreign or lost a number."""
     path, what = path_of(root, benchmark, tier, fingerprint), "a calibration (delete it and calibrate again)"
-    return read_model(path, Calibration, what, SCHEMA) if path.exists() else None
+    return read_runs(path, Calibration, what) if path.exists() else None
 
 
 def save_calibration(root: Path, calibration: Calibration) -> Path:

@@ -21,6 +21,7 @@ from benchlib.results.verdict import Verdict as Verdict
 
 FINITE = "finite"  # the name of the check that lists every missing and impossible value
 AGREE = "numbers agree"
+VALUES = ("possible values", "physical ceiling")  # the rules of single values
 
 # What a result lacks or holds in another form: it was cut by hand, is foreign, or of another version.
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
@@ -118,7 +119,7 @@ def save_verdict(run_dir: Path | str, verdict: Verdict) -> None:
 
 def budget_check(run: Run) -> Check:
     ask = Ask("time budget", "Did the run stay within its tier's time budget?", kind="budget")
-    budget, result = run.config.budget_s, run.result
+    budget, result = run.config.allowed_s, run.result
     total_s, startup_s = (result.value(name) if result else None for name in ("total_s", "startup_s"))
     if total_s is None or startup_s is None:
         return ask.fact(False, "the run does not say how long it took (startup_s, total_s)")
@@ -130,14 +131,14 @@ def budget_check(run: Run) -> Check:
 
 
 def finite_check(claims: Iterable[Claim], faults: Sequence[str] = ()) -> Check:
-    """Check that every measured metric is a finite number and no time, rate or size is below zero; every run measures some."""
-    to = Ask(FINITE, "Are all values finite and non-negative?")
+    """Check that every measured metric is a finite number, not below zero, and within its physical ceiling; every run measures some."""
+    to = Ask(FINITE, "Are all values finite, non-negative and physically possible?")
     # Of faults no claims can be made.
     return to.fact(False, shortened(faults, between="; ")) if faults else to.by(_finite, claims)
 
 
 def _finite(to: Ask, claims: Iterable[Claim]) -> Check:
-    findings = [finding for _, finding in ask("possible values", claims)]
+    findings = [finding for rule in VALUES for _, finding in ask(rule, claims)]
     wrong = [finding for finding in findings if finding.status == "FAIL"]
     counts = Counter(finding.reason for finding in wrong or findings)
     reasons = [f"{reason} ({count:,})" if count > 1 else reason for reason, count in counts.items()]

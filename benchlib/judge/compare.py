@@ -25,6 +25,7 @@ from benchlib.judge.calibration import load_calibration
 from benchlib.judge.checks import Check, Status
 from benchlib.judge.reference_values import Quality
 from benchlib.judge.regression import (
+    LEVEL,
     NOTICED,
     Change,
     Spread,
@@ -349,8 +350,8 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
         sides = [side for side in (after, before) if side is not None]
         if all(not side.runs and side.metric.provenance == "not_available" for side in sides):
             continue  # neither side could measure it
-        metric, spread = sides[0].metric, spreads.get(name)
-        check = regression_check(limit, after, before, spread, chance) if limit and comparable else None
+        metric, spread, of_level = sides[0].metric, spreads.get(name), spreads.get(name + LEVEL)
+        check = regression_check(limit, after, before, spread, chance, of_level) if limit and comparable else None
         row = Row(
             metric=name,
             unit=metric.unit,

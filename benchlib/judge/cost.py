@@ -1,10 +1,10 @@
 """What machines are worth: runs with a rate, compared by time, price and energy, and the answers to a buyer's questions.
 
 Definitions, for a rate R (items per second over all devices, steady state, start-up excluded), a price p (USD per device
-hour), d devices, an epoch of N items and the power P in watts:
+hour), d devices, an epoch of N items and the energy E in joules of n items, both over the same time:
 
 - time per epoch ``N / R``; USD per epoch ``p d / 3600 * N / R``; per million items the same with N = 1e6
-- energy per million items ``1e6 P / R`` joules, as Wh: average power over throughput, as MLPerf Power states energy per sample
+- energy per million items ``1e6 E / n`` joules, as Wh, as MLPerf Power states energy per sample
 - break-even price of a machine: the p at which its items cost what those of the cheapest cost, ``p_c d_c R / (d R_c)``
 - Pareto front: the machines that no other one beats in time or cost without losing in the other
 
@@ -149,8 +149,8 @@ class Machine:
         return parts | price | {"runs": self.runs.names}
 
     def side(self, prefix: str) -> Side | None:
-        """Return the metric whose name begins so, over its runs; None where there are no values of it above zero."""
-        listed = [metric.name for run in self.runs.runs for metric in run.metrics]
+        """Return the metric whose name begins so, over its runs; None for '' and where there are no values of it above zero."""
+        listed = [metric.name for run in self.runs.runs for metric in run.metrics if prefix]
         name = next((name for name in listed if f"{name}_".startswith(f"{prefix}_")), None)
         side = side_of(self.runs.runs, name) if name else None
         return side if side and side.runs and side.lowest > 0 else None
@@ -158,8 +158,7 @@ class Machine:
     @cached_property
     def rate(self) -> Side | None:
         """The items per second."""
-        prefix = spec_of(self.first.benchmark).rate
-        return self.side(prefix) if prefix else None
+        return self.side(spec_of(self.first.benchmark).rate)
 
     def fact(self, name: str) -> float | None:
         """Return a number above zero that its first run states; None where it does not."""
@@ -294,8 +293,9 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
     # Without a common epoch a million items of each are compared.
     epoch = None if differences else machines[0].fact("epoch_items")
     amount, size = ("an epoch", epoch) if epoch else (f"a million {items}", 1e6)
-    rates, of_runs = measured(machines, spec_of(machines[0].first.benchmark).rate)
-    watts, _ = measured(machines, "power_w")
+    own = spec_of(machines[0].first.benchmark)
+    rates, of_runs = measured(machines, own.rate)
+    joules, _ = measured(machines, own.energy)
     prices = np.array([machine.price[0] for machine in machines])
     per_s = prices * [machine.devices for machine in machines] / HOUR_S
     time, each = size * inverse(rates), inverse(rates) * per_s
@@ -312,7 +312,7 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
         parts = {"name": name, "label": label, "unit": unit, "values": plain(values)}
         return parts | {"best": best, "certain": best is not None and not doubt}
 
-    energy, title = ratio(watts, rates) * 1e6 / HOUR_S, items.capitalize()
+    energy, title = joules * 1e6 / HOUR_S, items.capitalize()
     rows = [
         row("rate", f"{title} per second", f"{items}/s", rates, time),
         row("usd_per_million", f"Cost per million {items}", "USD", 1e6 * each, each),

@@ -13,11 +13,10 @@ from statistics import median
 from typing import NamedTuple
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import read_model
 from benchlib.core.text import counted, listing, shortened
 from benchlib.judge.baselines import differences, folder, require_alike
 from benchlib.judge.checks import Ask, Check
-from benchlib.judge.regression import SCHEMA, KeptRuns
+from benchlib.judge.regression import KeptRuns, read_runs
 from benchlib.results.metrics import measured
 from benchlib.results.record import NAMING, Record
 from benchlib.results.run import Result, Run
@@ -71,7 +70,7 @@ def path_of(run: Run, root: Path | None = None) -> Path:
 
 
 def load(path: Path) -> KeptRuns:
-    return read_model(path, KeptRuns, "a reference", SCHEMA)
+    return read_runs(path, KeptRuns, "a reference")
 
 
 def _factors(run: Run) -> dict[str, str]:

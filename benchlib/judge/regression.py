@@ -4,6 +4,9 @@ Two kinds of noise count. Within a run the samples scatter; neighbours in a seri
 samples that they stand for. Between runs the whole run shifts (another host, another memory layout, a neighbour): no number
 of samples inside one run shows that, only repeated runs do. The interval is the wider of the two.
 
+A neighbour that comes and goes lowers the throughput of a run. It does not lower the rate of the windows that it left alone, the
+undisturbed level; slower code lowers both. Throughput of many windows is judged by both (``judged``).
+
 Two or three runs hardly tell their own spread: Student's t with two degrees of freedom is 7. So the spread borrows: from a
 calibration, from other stored runs of the same kind, and as long as these have fewer than ``DEFAULT_DOF`` degrees of freedom
 from a stated default, as in the moderated variance of G. K. Smyth, "Linear models and empirical Bayes methods", 2004:
@@ -18,13 +21,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from benchlib.core.errors import UserError
 from benchlib.core.files import read_model, write_json
-from benchlib.core.stats import MIN_FOR_INTERVAL, finite, median_ends, thinned
+from benchlib.core.stats import (
+    MIN_FOR_INTERVAL,
+    Average,
+    average,
+    average_end,
+    finite,
+    median_ends,
+    thinned,
+    undisturbed,
+)
 from benchlib.core.text import counted, quantity
 from benchlib.judge.changepoints import Levels
 from benchlib.results.metrics import Direction, Metric
@@ -121,25 +134,34 @@ def spread_about(levels: Levels, scale: Scale, value: float, source: str = "") -
 
 @dataclass(frozen=True)
 class Reading:
-    """A run's median, on a scale, how far below and above it the interval within the run ends, and how many samples it has."""
+    """A run's average, on a scale, how far below and above it the interval within the run ends, and how many samples it has.
+
+    ``level`` is the undisturbed one, in the unit, of enough rates of equal work.
+    """
 
     value: float
     below: float
     above: float
     samples: int
+    level: float | None = None
 
 
 @functools.lru_cache(maxsize=4096)
-def reading(samples: tuple[float, ...], scale: Scale = LOG) -> Reading:
-    """Read a run.
+def reading(samples: tuple[float, ...], scale: Scale = LOG, kind: Average = "median") -> Reading:
+    """Read a run whose ``kind`` of average counts.
 
     Raises ``ValueError`` for no samples, samples that are not finite, and for a ratio of values that are not above zero.
     """
     values = finite(samples)
     if scale is LOG and values.min() <= 0:
         raise ValueError("a ratio needs values above zero")
-    ends = median_ends(scale.to(values), normal((1 + GATE_CONFIDENCE) / 2))
-    return Reading(float(scale.to(np.median(values))), *ends, len(values))
+    value, z = average(values.tolist(), kind), normal((1 + GATE_CONFIDENCE) / 2)
+    if kind == "median":
+        ends = median_ends(scale.to(values), z)
+    else:
+        ends = (average_end(values, z, kind) / (value if scale is LOG else 1.0),) * 2
+    level = undisturbed(samples) if kind == "harmonic" else None
+    return Reading(float(scale.to(value)), *ends, len(values), level)
 
 
 def own_spread(*sides: Sequence[Reading]) -> Spread | None:
@@ -153,6 +175,25 @@ def own_spread(*sides: Sequence[Reading]) -> Spread | None:
     )
 
 
+def level_spread(levels: Sequence[float]) -> Spread | None:
+    """Return the spread between the undisturbed levels of runs, in logarithms; None of fewer than two.
+
+    A run that was disturbed throughout has its level far below: of three or more the lowest counts as the second lowest, and not as
+    a degree of freedom (W. J. Dixon and J. W. Tukey, "Approximate behavior of the distribution of Winsorized t", Technometrics 10, 1968).
+    """
+    if len(levels) < 2:
+        return None
+    values, dof = np.sort(np.log(levels)), len(levels) - 1
+    if dof > 1:
+        values[0], dof = values[1], dof - 1
+    return Spread(math.sqrt(float(np.square(values - values.mean()).sum()) / dof), dof, "the compared runs")
+
+
+def medians_of(runs: int) -> float:
+    """Return of how many runs the mean is as sure as the median of these, for normal noise."""
+    return runs if runs < 3 else runs * 2 / math.pi
+
+
 @dataclass(frozen=True)
 class Change:
     """``move`` is new - old on the scale and ``least`` to ``most`` its 98% interval.
@@ -161,7 +202,7 @@ class Change:
     to tell it), ``samples`` (within one run on each side, the spread between runs is not known) or ``none`` (fewer than five
     samples in every run: what they scatter widens the interval, which holds the change less often than in 98%).
     ``spread`` is that between unchanged runs, None where it is not known. ``reach`` is how far unchanged runs lie apart with
-    the probability ``chance`` of :func:`compared`.
+    the probability ``chance`` of :func:`compared`, ``error`` the standard error between runs.
     """
 
     scale: Scale
@@ -171,6 +212,7 @@ class Change:
     basis: Basis
     spread: Spread | None
     reach: float = 0.0
+    error: float = 0.0
 
     @property
     def sure(self) -> bool:
@@ -225,7 +267,7 @@ def moved(
     scale: Scale,
     move: float,
     spread: Spread | None,
-    runs: tuple[int, int],
+    runs: tuple[float, float],
     chance: float = CHANCE,
     within: tuple[float, float] = (0.0, 0.0),
 ) -> Change:
@@ -234,13 +276,13 @@ def moved(
     It is the wider of Student's ``t * s * sqrt(1/r + 1/k)`` and the one ``within`` the runs, below and above.
     """
     basis: Basis = "none"
-    half = reach = 0.0
+    half = reach = error = 0.0
     if spread is not None and spread.dof >= MIN_DOF:
         basis = "runs"
         error = spread.s * math.sqrt(sum(1 / count for count in runs if count))
         half, reach = student(spread.dof) * error, student(max(spread.dof, REACH_DOF), chance) * error
     least, most = move - max(half, within[0]), move + max(half, within[1])
-    return Change(scale, move, least, most, basis, spread, reach)
+    return Change(scale, move, least, most, basis, spread, reach, error)
 
 
 @functools.lru_cache(maxsize=256)
@@ -251,6 +293,7 @@ def student(dof: int, chance: float = CHANCE) -> float:
     return float(stdtrit(dof, 1 - chance))
 
 
+LEVEL = ", undisturbed"  # ends the name by which the spread of a metric's undisturbed level is known
 TIMED = ("s", "ms", "us", "Gbps")  # units that a slow-down changes, beside all rates
 SIZES = ("B", "MB", "GB", "GiB", "bytes")
 TWICE = 2.0  # times the limit: a loss of which has to be excluded for a PASS
@@ -266,11 +309,12 @@ _EDGE = 1e-9  # of what is compared: 0.9 - 0.8 misses 0.1 by rounding, and a bou
 @dataclass(frozen=True)
 class Side:
     """A metric in one or more runs: ``runs`` holds the samples of each, ``others`` the share of the processors that others
-    took meanwhile, of the median run; 0 if unknown."""
+    took meanwhile, of the median run; 0 if unknown. ``sensed`` says whether it is known of all runs."""
 
     metric: Metric
     runs: tuple[tuple[float, ...], ...]
     others: float = 0.0
+    sensed: bool = False
 
     @classmethod
     def of(cls, metric: Metric, samples: Iterable[float] = ()) -> "Side":
@@ -283,7 +327,13 @@ class Side:
         return min(map(min, self.runs))
 
     def readings(self, scale: Scale) -> list[Reading]:
-        return [reading(run, scale) for run in self.runs]
+        return [reading(run, scale, self.metric.average) for run in self.runs]
+
+    @functools.cached_property
+    def levels(self) -> list[float]:
+        """The undisturbed level of each run; empty unless all have one, of rates above zero."""
+        levels = [item.level for item in self.readings(LOG) if item.level] if self.lowest > 0 else []
+        return levels if len(levels) == len(self.runs) else []
 
     def values(self, scale: Scale) -> list[float]:
         return [scale.back(item.value) for item in self.readings(scale)]
@@ -311,7 +361,13 @@ def side_of(records: Sequence[Record], name: str) -> Side | None:
     for record, metric in having:
         samples = thinned(record.samples.get(name, []), KEPT_SAMPLES)
         runs += Side.of(metric, samples if all(map(math.isfinite, samples)) else ()).runs
-    return Side(having[-1][1], tuple(runs), float(np.median([record.others for record, _ in having])))
+    others = float(np.median([record.others for record, _ in having]))
+    return Side(having[-1][1], tuple(runs), others, all(record.sensed for record, _ in having))
+
+
+def deciding_spread(side: Side, scale: Scale) -> Spread | None:
+    """Return the spread between the runs of a side by which it FAILs: of their undisturbed levels if they have them."""
+    return level_spread(side.levels) if side.levels and scale is LOG else own_spread(side.readings(scale))
 
 
 def scale_of(limit: RegressionLimit | None, *values: float) -> Scale:
@@ -326,12 +382,14 @@ def allowed_loss(limit: RegressionLimit, scale: Scale, direction: Direction, old
     return math.inf if scale is LOG and bound <= 0 else abs(float(scale.to(bound) - scale.to(old)))
 
 
-def ruling(change: Change, limit: RegressionLimit, direction: Direction, old: float) -> tuple[Status, str]:
+def ruling(
+    change: Change, limit: RegressionLimit, direction: Direction, old: float, spare: float = 0.0
+) -> tuple[Status, str]:
     """Return what the gate, the history and a comparison say of a change, and why. ``old`` is the value of the reference.
 
     FAIL where the loss is beyond the limit, its interval excludes "no change", and it exceeds the change's ``reach``. PASS where
-    nothing is lost, whatever the interval, and where the loss is within the limit and its interval excludes twice the limit;
-    else AMBIGUOUS. A boundary value passes.
+    nothing is lost, whatever the interval, and where the loss is within the limit, with so much to ``spare``, and its interval
+    excludes twice the limit; else AMBIGUOUS. A boundary value passes.
     """
     sign = -1 if direction == "higher" else 1
     allowed, twice = (allowed_loss(limit, change.scale, direction, old, times) for times in (1.0, TWICE))
@@ -345,12 +403,51 @@ def ruling(change: Change, limit: RegressionLimit, direction: Direction, old: fl
     if lost <= allowed + slack:
         if most > twice + slack:
             return "AMBIGUOUS", "within the limit, but twice the limit is not excluded: too noisy to gate"
+        if lost + spare > allowed + slack:
+            return "AMBIGUOUS", "within the limit by less than noise"
         return "PASS", "surely worse, but within the limit" if least > 0 else ""
     if least <= 0:
         return "AMBIGUOUS", "beyond the limit, but noise may explain it"
     if lost <= change.reach:
         return "AMBIGUOUS", "beyond the limit, but among all metrics of a run one may be as far off by chance"
     return "FAIL", "beyond the limit, and noise does not explain it"
+
+
+def judged(limit: RegressionLimit, new: Side, old: Side, whole: Change, level: Change) -> tuple[Status, str]:
+    """Return what the gate says of a throughput by all work over all time and by its undisturbed level, and why.
+
+    FAIL where the level FAILs, unless the throughput is above that of every accepted run; and where the throughput FAILs and others
+    on the machine cannot be the reason. PASS where the level PASSes with a standard error to spare and the throughput is within the
+    limit; else AMBIGUOUS.
+    """
+    value = old.value(LOG)
+    by_level, why = ruling(level, limit, "higher", value, level.error)
+    by_whole, reason = ruling(whole, limit, "higher", value)
+    exact, _ = ruling(replace(whole, least=whole.move, most=whole.move), limit, "higher", value)
+    if by_level == "FAIL" and new.value(LOG) < max(old.values(LOG)):
+        return "FAIL", f"the undisturbed level is {why}"
+    if by_whole == "FAIL" and alone(new, old):
+        return "FAIL", reason
+    if by_level == "FAIL":
+        return "AMBIGUOUS", "the undisturbed level is beyond the limit, but no accepted run has a higher throughput"
+    if exact != "PASS":
+        return "AMBIGUOUS", "the throughput is beyond the limit: it stalls, or others used the machine"
+    if by_level == "AMBIGUOUS":
+        return by_level, f"the undisturbed level is {why}"
+    return "PASS", reason if by_whole == "PASS" else ""
+
+
+def alone(new: Side, old: Side) -> bool:
+    """Tell whether others on the machine cannot be the reason why the new runs have less throughput.
+
+    Sensors saw that nobody else took the processors; or every one of r new runs lies below every one of k accepted ones, and so many
+    that chance, whatever it does to single runs, orders unchanged ones so in 1 of (r + k)! / (r! k!) cases: F. Wilcoxon, "Individual
+    comparisons by ranking methods", Biometrics Bulletin 1, 1945.
+    """
+    if new.sensed and old.sensed:
+        return max(new.others, old.others) < NOTICED
+    orders = math.comb(len(new.runs) + len(old.runs), len(new.runs))
+    return 1 / orders <= FALSE_ALARMS and max(new.values(LOG)) < min(old.values(LOG))
 
 
 def is_timed(unit: str) -> bool:
@@ -377,15 +474,19 @@ def default_spread(metric: Metric, limit: RegressionLimit | None, scale: Scale, 
 
 
 def chance_of_each(limits: Iterable[RegressionLimit], metrics: Iterable[Metric]) -> float:
-    """Return how often an unchanged metric may fail, so that no more than ``FALSE_ALARMS`` of runs fail in any (Bonferroni)."""
-    measured = {metric.name for metric in metrics if metric.value is not None}
-    return FALSE_ALARMS / max(1, sum(limit.metric in measured for limit in limits))
+    """Return how often an unchanged metric may fail, so that no more than ``FALSE_ALARMS`` of runs fail in any (Bonferroni).
+
+    A throughput counts twice: it is judged by its level, too.
+    """
+    measured = {metric.name: 1 + (metric.average == "harmonic") for metric in metrics if metric.value is not None}
+    return FALSE_ALARMS / max(1, sum(measured.get(limit.metric, 0) for limit in limits))
 
 
 def smallest_loss(limit: RegressionLimit, side: Side, measured: Spread | None, runs: int) -> float:
     """Return the loss, a share or an amount, that a single run FAILS with in 99% of comparisons with ``runs`` accepted ones.
 
-    ``side`` are unchanged runs, ``measured`` the spread between them that is known, filled up with the default. The FAIL needs
+    ``side`` are unchanged runs, ``measured`` the spread between them that is known, of the undisturbed level of those that have one,
+    filled up with the default. The FAIL needs
     the loss beyond the limit and beyond t standard errors, of which what was measured scatters: the normal approximation of
     the noncentral t (N. L. Johnson and B. L. Welch, Biometrika 31, 1940).
     """
@@ -393,19 +494,25 @@ def smallest_loss(limit: RegressionLimit, side: Side, measured: Spread | None, r
     needed = allowed_loss(limit, scale, direction, side.value(scale))
     spread = moderated(measured, default_spread(side.metric, limit, scale, side.others))
     if spread is not None and spread.dof >= MIN_DOF:
-        error, sure, t = spread.s * math.sqrt(1 + 1 / runs), normal(POWER), student(spread.dof)
+        alike = medians_of(runs) if side.levels else runs
+        error, sure, t = spread.s * math.sqrt(1 + 1 / alike), normal(POWER), student(spread.dof)
         scattering = math.sqrt(1 + t**2 * (measured.dof if measured else 0) / (2 * spread.dof**2))
         needed = max(needed + sure * error, error * (t + sure * scattering))
     return scale.size(-needed if direction == "higher" else needed)
 
 
 def regression_check(
-    limit: RegressionLimit, new: Side | None, old: Side | None, known: Spread | None = None, chance: float = CHANCE
+    limit: RegressionLimit,
+    new: Side | None,
+    old: Side | None,
+    known: Spread | None = None,
+    chance: float = CHANCE,
+    known_level: Spread | None = None,
 ) -> Check:
-    """Compare a metric with its baseline by ``ruling``; the direction is the metric's.
+    """Compare a metric with its baseline by ``ruling``, a throughput of enough windows by ``judged``; the direction is the metric's.
 
-    ``known`` is the spread between unchanged runs that a calibration or other stored runs tell, ``chance`` the probability
-    with which an unchanged metric may fail. A value that is not finite fails.
+    ``known`` is the spread between unchanged runs that a calibration or other stored runs tell, ``known_level`` that of their
+    undisturbed levels, ``chance`` the probability with which an unchanged metric may fail. A value that is not finite fails.
     """
     if not new or not old:
         which, metric = ("this run", new.metric) if new else ("the baseline", old.metric if old else None)
@@ -420,16 +527,23 @@ def regression_check(
             reason = f"{which} has no value: {side.metric.reason}"
             return baseline_check(metric, status="NOT_COMPARABLE", reason=reason, value=metric.value)
     change = difference(limit, new, old, known, chance)
-    scale = change.scale
-    status, why = ruling(change, limit, metric.direction, old.value(scale))
-    words = [f"{new.text(scale)} against {old.text(scale)}: {change.text(metric.unit)}", why]
+    scale, spread = change.scale, change.spread
+    words = [f"{new.text(scale)} against {old.text(scale)}: {change.text(metric.unit)}"]
+    if scale is LOG and metric.direction == "higher" and new.levels and old.levels:
+        level = level_change(limit, new, old, known_level, chance)
+        spread = level.spread
+        words.append(f"undisturbed level {level.text(metric.unit)}")
+        status, why = judged(limit, new, old, change, level)
+    else:
+        status, why = ruling(change, limit, metric.direction, old.value(scale))
+    words.append(why)
     return baseline_check(
         metric,
         status=status,
         reason="; ".join(filter(None, words)) + ": repeat the run" * (status == "AMBIGUOUS" and len(new.runs) == 1),
         value=metric.value if len(new.runs) == 1 else new.value(scale),
         limit=f"{limit.text(metric.direction)} of {old.text(scale)}",
-        source=f"baseline of {counted(len(old.runs), 'run')}; {spread_text(change.spread, scale, metric.unit)}",
+        source=f"baseline of {counted(len(old.runs), 'run')}; {spread_text(spread, scale, metric.unit)}",
     )
 
 
@@ -437,13 +551,29 @@ def difference(
     limit: RegressionLimit | None, new: Side, old: Side, known: Spread | None = None, chance: float = CHANCE
 ) -> Change:
     """Compare two sides that have values; without a limit as the metric's unit asks for."""
-    scale, others = scale_of(limit, new.lowest, old.lowest), max(new.others, old.others)
-    default = default_spread(new.metric, limit, scale, others)
-    busy = default != default_spread(new.metric, limit, scale)
-    source = f"default where others take {others:.0%} of the processors" if busy else "default"
+    scale = scale_of(limit, new.lowest, old.lowest)
+    default, source = assumed(limit, new, old, scale)
     return compared(
         new.readings(scale), old.readings(scale), scale, known=known, default=default, source=source, chance=chance
     )
+
+
+def level_change(
+    limit: RegressionLimit, new: Side, old: Side, known: Spread | None = None, chance: float = CHANCE
+) -> Change:
+    """Compare the undisturbed levels of two sides that have them, by the medians of their runs."""
+    sides = (new.levels, old.levels)
+    spread = moderated(pooled(known, *map(level_spread, sides)), *assumed(limit, new, old, LOG))
+    after, before = (float(np.median(np.log(levels))) for levels in sides)
+    return moved(LOG, after - before, spread, (medians_of(len(new.runs)), medians_of(len(old.runs))), chance)
+
+
+def assumed(limit: RegressionLimit | None, new: Side, old: Side, scale: Scale) -> tuple[float | None, str]:
+    """Return the spread that is assumed as long as runs do not tell it, and how it is named."""
+    others = max(new.others, old.others)
+    default = default_spread(new.metric, limit, scale, others)
+    busy = default != default_spread(new.metric, limit, scale)
+    return default, f"default where others take {others:.0%} of the processors" if busy else "default"
 
 
 def foreign_load(run: Record) -> list[str]:
@@ -487,14 +617,44 @@ class KeptRuns(BaseModel):
         return fingerprint_key(self.latest.fingerprint)
 
     def save(self, path: Path) -> Path:
+        """Write the file; ``UserError`` for runs that it could not be read back with."""
+        if lost := self.lost():
+            raise UserError(f"{path} is not written: {lost}")
         write_json(path, {"schema_version": SCHEMA} | self.model_dump(mode="json", exclude_defaults=True))
         return path
+
+    def lost(self) -> str:
+        """Return which number the file lacks, '' for none: only complete runs are kept, so it was cut or edited."""
+        for run in self.runs:
+            if not run.metrics:
+                return f"{run.run} has no metrics"
+            for metric in run.metrics:
+                if metric.fault:
+                    return f"{metric.name} of {run.run} is {metric.fault}"
+            for name, samples in run.samples.items():
+                if run.metric(name) is None:
+                    return f"{run.run} has samples of {name} without the metric"
+                if not all(map(math.isfinite, samples)):
+                    return f"a sample of {name} of {run.run} is not finite"
+        gone = [limit.metric for limit in self.limits if side_of(self.runs, limit.metric) is None]
+        return f"{gone[0]} has a limit, and no run has it" if gone else ""
+
+
+Kept = TypeVar("Kept", bound=KeptRuns)
+
+
+def read_runs(path: Path, kind: type[Kept], what: str) -> Kept:
+    """Read a file of runs; ``UserError`` if it is cut, foreign, of a later schema, or lost a number."""
+    kept = read_model(path, kind, what, SCHEMA)
+    if lost := kept.lost():
+        raise UserError(f"{path}: not {what} ({lost})")
+    return kept
 
 
 def repeats(run: Run) -> list[Record]:
     """Return the earlier repetitions of a run, the oldest first; none where it was not repeated."""
     path = run.path / REPEATS
-    return read_model(path, KeptRuns, "the records of repetitions", SCHEMA).runs if path.exists() else []
+    return read_runs(path, KeptRuns, "the records of repetitions").runs if path.exists() else []
 
 
 def save_repeats(run_dir: Path | str, records: Sequence[Record]) -> None:

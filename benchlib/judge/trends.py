@@ -295,17 +295,18 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
             reason += f" with {name} {before} → {after}"
         if status == "PASS":
             reason += ", within its limit"
-        else:
-            status = "AMBIGUOUS" if lost[0].factors else "FAIL"
+        elif lost[0].factors:
+            status, reason = "AMBIGUOUS", f"{reason}: a recorded change came with it, accept it or go back"
+        elif status == "AMBIGUOUS":
+            reason += ", which noise may explain: more runs decide it"
         answers.append((status, reason))
-    return _worst(ask, answers, "no level got worse", "a recorded change came with it, accept it or go back")
+    return _worst(ask, answers, "no level got worse")
 
 
-def _worst(ask: Ask, answers: Sequence[tuple[Status, str]], passed: str, remedy: str) -> Check:
-    """Answer with the texts of the worst status, of AMBIGUOUS with what to do."""
+def _worst(ask: Ask, answers: Sequence[tuple[Status, str]], passed: str) -> Check:
+    """Answer with the texts of the worst status."""
     status: Status = min((status for status, _ in answers), key=("FAIL", "AMBIGUOUS", "PASS").index, default="PASS")
-    reason = "; ".join(text for word, text in answers if word == status) or passed
-    return ask.answer(status, f"{reason}: {remedy}" if status == "AMBIGUOUS" else reason)
+    return ask.answer(status, "; ".join(text for word, text in answers if word == status) or passed)
 
 
 def _lost(trend: Trend, limits: Mapping[str, RegressionLimit]) -> tuple[list[LevelChange], Status]:
@@ -319,8 +320,8 @@ def _decline_check(where: str, trends: Iterable[Trend], limits: Mapping[str, Reg
     """Look for a metric that gets worse from run to run, too little each time to be a change of level.
 
     Kendall's test of rank order over the newest runs, one-sided, with pairs of one level alone, so that a single step is no
-    decline; at ``DECLINE_P`` for all metrics of a series together, where their noise is independent. What lost more than its
-    limit by its levels is judged there.
+    decline; at ``DECLINE_P`` for all metrics of a series together, if their noise is independent. What surely lost more than
+    its limit by its levels is judged there.
     """
     ask = Ask(f"decline of {where}", "Is no metric getting steadily worse?", "regression")
     shown = [item for item in trends if len(item.values) >= MIN_DECLINE_RUNS and item.direction != "none"]
@@ -334,7 +335,7 @@ def _decline_check(where: str, trends: Iterable[Trend], limits: Mapping[str, Reg
         parts = [worse[max(level.start, start) : level.end] for level in item.levels.levels if level.end > start]
         order = sum(float(np.sign(part[at + 1 :] - part[at]).sum()) for part in parts for at in range(len(part)))
         spread = math.sqrt(sum(len(part) * (len(part) - 1) * (2 * len(part) + 5) / 18 for part in parts))
-        if spread and (order - 1) / spread > least and _lost(item, limits)[1] == "PASS":
+        if spread and (order - 1) / spread > least and _lost(item, limits)[1] != "FAIL":
             slope = float(np.median(np.diff(worse[start:])))
             step = abs(math.expm1(slope if item.direction == "lower" else -slope))
             ends = f"{quantity(item.values[start])} to {quantity(item.values[-1], item.unit)}"
@@ -355,8 +356,8 @@ def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mappi
         status = _judged(trend, level, value, 1, limits, FALSE_ALARMS / len(shown))
         if status != "PASS":
             values = f"{quantity(value, trend.unit)}, limit {limit} of {quantity(level.median, trend.unit)}"
-            answers.append((status, f"{trend.label} {values}"))
-    return _worst(ask, answers, f"{len(shown)} metrics are within their limits", "repeat the run")
+            answers.append((status, f"{trend.label} {values}" + ": repeat the run" * (status == "AMBIGUOUS")))
+    return _worst(ask, answers, f"{len(shown)} metrics are within their limits")
 
 
 def _judged(

@@ -108,7 +108,9 @@ class Launch:
         for name, content in job.files.items():
             files.write_text(self.run_dir / name, content)
         files.write_json(self.run_dir / "job.json", dataclasses.asdict(job))
-        env = {**os.environ, MARK: str(self.run_dir), "PYTHONUNBUFFERED": "1"}
+        # What the processes of a run write is read as UTF-8, whatever this terminal has.
+        utf_8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:replace"}
+        env = {**os.environ, **utf_8, MARK: str(self.run_dir), "PYTHONUNBUFFERED": "1"}
         package = Path(__file__).resolve().parents[2]
         if package.name not in ("site-packages", "dist-packages"):  # a checkout: found from any working folder
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), env.get("PYTHONPATH")]))
@@ -193,7 +195,7 @@ class Launch:
         if code == EXIT_STORAGE:
             return f"{self.run_dir} cannot be written: the disk is full or read-only"
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        log = (self.run_dir / "logs" / "supervisor.log").read_text(errors="replace").strip()
+        log = (self.run_dir / "logs" / "supervisor.log").read_text("utf-8", "replace").strip()
         return f"the supervisor {how} before the run was over; its ranks were ended\n{log[-2000:]}".strip()
 
     def raise_for_status(self) -> None:

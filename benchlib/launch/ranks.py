@@ -124,7 +124,7 @@ class AgentReport:
         self.name = AGENT_NAMES.get(job.name, f"the agent of launcher {job.name}")
 
     def text(self) -> str:
-        return self.path.read_text(errors="replace") if self.job.agent and self.path.exists() else ""
+        return self.path.read_text("utf-8", "replace") if self.job.agent and self.path.exists() else ""
 
     def reason(self) -> str:
         """Return why the nodes cannot meet; '' where the agent left for another reason."""
@@ -213,7 +213,7 @@ class RankTable:
         paths = [self.logs / f"rank{record.rank}.stacks" for record in asked]
 
         def texts() -> list[str]:
-            return [path.read_text(errors="replace") if path.exists() else "" for path in paths]
+            return [path.read_text("utf-8", "replace") if path.exists() else "" for path in paths]
 
         earlier = now = texts()
         for record, path in zip(asked, paths, strict=True):

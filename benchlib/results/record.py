@@ -37,7 +37,7 @@ class Record(BaseModel):
     """A run. ``fingerprint`` are the factors that make it comparable, none where this version cannot read its config.
 
     ``samples`` are raw samples by metric, ``limits`` how much worse the benchmark lets its metrics get, ``others`` the share of the
-    processors that others took. ``reason`` and ``accepted_at`` are those of an accepted run.
+    processors that others took; ``sensed`` says whether that was measured. ``reason`` and ``accepted_at`` are those of an accepted run.
     """
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
@@ -59,6 +59,7 @@ class Record(BaseModel):
     limits: list[RegressionLimit] = []
     samples: dict[str, list[float]] = {}
     others: float = Field(0.0, ge=0, lt=1)
+    sensed: bool = False
     reason: str = ""
     accepted_at: Moment | None = None
     problems: list[str] = []
@@ -176,7 +177,11 @@ class Record(BaseModel):
 
     def is_copy_of(self, other: "Record") -> bool:
         """Tell whether both are the same run, under whatever name: begun at the same microsecond with the same numbers."""
-        return bool(self.metrics) and (self.started_at, self.metrics) == (other.started_at, other.metrics)
+        return bool(self.metrics) and self.started_at == other.started_at and self._written() == other._written()
+
+    def _written(self) -> list[str]:
+        """Its metrics as text: NaN is equal to no number, not even to itself."""
+        return [metric.model_dump_json() for metric in self.metrics]
 
     def thin(self, count: int = KEPT_SAMPLES, most_bytes: int = 0) -> "Record":
         """Return the run with up to ``count`` samples a metric, the outcome, and no tables and facts above ``most_bytes``."""
@@ -205,16 +210,16 @@ def limits_of(run: Run) -> list[RegressionLimit]:
     return adjusted(BENCHMARKS[run.config.benchmark].spec.limits(run), run.config.limits)
 
 
-def others_share(folder: Path, machine: Machine, config: BaseConfig) -> float:
-    """Return the share of the machine's processors that others took while a run on them was measured, beyond what was idle; 0
+def others_share(folder: Path, machine: Machine, config: BaseConfig) -> float | None:
+    """Return the share of the machine's processors that others took while a run on them was measured, beyond what was idle; None
     for an accelerator, several nodes and ``workers`` of others, which are not measured or not seen, and without readings."""
     cores, elsewhere = machine.get("cpu", {}).get("logical_cores"), getattr(config, "workers", None)
     if config.backend != "cpu" or config.nnodes > 1 or elsewhere or not isinstance(cores, int) or cores < 1:
-        return 0.0
+        return None
     events = read_events(folder, {"sensor"}, "supervisor")
     readings = [[event.get(name) for name in ("cpu_percent", "others_percent")] for event in events]
     if not (readings := [reading for reading in readings if None not in reading]):
-        return 0.0
+        return None
     own, others = np.mean(np.array(readings, dtype=float), axis=0) / (100 * cores)
     used = own + others  # more than all by the clocks' errors on a machine that is full
     return float(np.clip(others / used if used > 1 else 2 * others + own - 1, 0.0, 0.99)) if used else 0.0
@@ -269,7 +274,8 @@ def load(folder: Path | str, whole: bool = True, verdict: Verdict | None = None)
         record.fingerprint = fingerprint(built, record.machine, result.facts if result else {})
         if whole and record.complete:
             with contextlib.suppress(Exception):  # a foreign result breaks it in many ways: its verdict says so
-                record.others = others_share(path, record.machine, built)
+                others = others_share(path, record.machine, built)
+                record.others, record.sensed = others or 0.0, others is not None
                 record.limits = limits_of(Run(path))
     return record
 

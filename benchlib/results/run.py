@@ -28,7 +28,7 @@ from pydantic_core import from_json
 from benchlib.config.schema import BaseConfig, load_config
 from benchlib.core.errors import UserError, explained
 from benchlib.core.events import Event, read_events
-from benchlib.core.files import atomic_path, check_schema, read_bytes, write_text, writing
+from benchlib.core.files import atomic_path, check_schema, read_bytes, unmarked, write_text, writing
 from benchlib.core.terminal import harmless
 from benchlib.results.metrics import Metric
 from benchlib.results.verdict import Verdict
@@ -142,7 +142,7 @@ def read_part(path: Path, tables: bool = True) -> Any:
     if not os.path.lexists(path):
         return None
     try:
-        content = read_bytes(path)
+        content = unmarked(read_bytes(path))
         value = from_json(content, allow_inf_nan=False)
         if path.name == "result.json" and not tables and isinstance(value, dict):
             value["tables"] = {}

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from benchlib.core.errors import UserError, explained
-from benchlib.core.files import read_bytes
+from benchlib.core.files import read_text
 from benchlib.results.record import Record, load
 from benchlib.results.run import is_run, printable
 
@@ -48,7 +48,7 @@ def read_report(path: Path | str) -> Record:
     """Return the run that a ``report.html`` carries; ``UserError`` for one without data, cut or altered."""
     path = Path(path)
     try:
-        return read_html(read_bytes(path, REPORT_BYTES).decode()).model_copy(update={"report": str(path)})
+        return read_html(read_text(path, REPORT_BYTES)).model_copy(update={"report": str(path)})
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
 

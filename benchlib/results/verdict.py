@@ -57,6 +57,12 @@ class Verdict(BaseModel):
         """Whether the run did not get to its end: it broke or was stopped."""
         return self.verdict in ("BROKEN", "STOPPED")
 
+    @property
+    def regressed(self) -> bool:
+        """Whether it FAILs by comparisons with accepted runs alone."""
+        kinds = {check.kind for check in self.checks if check.gates and check.status == "FAIL"}
+        return self.verdict == "FAIL" and kinds == {"regression"}
+
     def exit_code(self, strict: bool = False) -> int:
         """Return 0 pass, 1 a check failed, 2 the run broke, 130 stopped; with ``strict`` 3 where a gate had nothing to compare with."""
         if code := {"FAIL": EXIT_FAIL, "BROKEN": EXIT_BROKEN, "STOPPED": EXIT_INTERRUPTED}.get(self.verdict):

@@ -12,7 +12,7 @@ import resource
 import shutil
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.machine import BACKENDS
+from benchlib.core.machine import cache_bytes as cache_of_cpus
 from benchlib.core.text import counted
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -198,8 +199,22 @@ def peak_memory_bytes(where: torch.device) -> tuple[float | None, str]:
     return None, f"torch counts no peak memory on {where.type}"
 
 
+def cache_bytes(where: torch.device) -> int:
+    """Return the bytes of the device's last-level cache that its driver states, of a CPU those of all together; 0: not known."""
+    if where.type not in _EVENT_TYPES:
+        return cache_of_cpus() if where.type == "cpu" else 0
+    return int(getattr(torch.get_device_module(where).get_device_properties(where), "L2_cache_size", 0))
+
+
 def peak_resident_bytes() -> float:
-    """Return the most bytes of RAM that this process held so far."""
+    """Return the most bytes of RAM that this process held so far.
+
+    Linux carries ``ru_maxrss`` over from the process that started this one; VmHWM begins with the program (proc(5)).
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024.0 * int(line.split()[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return float(peak if sys.platform == "darwin" else peak * 1024)
 
@@ -209,6 +224,11 @@ def lacking(precision: str, where: torch.device) -> str:
 
     On a CPU bf16 also runs where the instructions are missing, but slower than fp32: that is not supported here.
     """
+    if precision == "tf32":
+        if where.type != "cuda" or torch.version.hip:
+            return f"tf32 is a mode of NVIDIA's tensor cores, and the device is {'rocm' if torch.version.hip else where.type}"
+        old = torch.cuda.get_device_capability(where) < (8, 0)
+        return f"{torch.cuda.get_device_name(where)} is older than tf32 (compute capability 8.0)" if old else ""
     if precision == "fp16" and where.type == "cpu":
         return "fp16 needs an accelerator (its gradient scaler is slow on a CPU): use bf16 or fp32"
     if precision == "fp16" and where.type not in ("cuda", "xpu"):
@@ -220,6 +240,31 @@ def lacking(precision: str, where: torch.device) -> str:
     if precision == "bf16" and where.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return f"{torch.cuda.get_device_name(where)} has no bf16 units: use fp16 or fp32"
     return ""
+
+
+def products_in(precision: str, where: torch.device) -> str:
+    """Return the precision that matrix products run in if the work asks for ``precision``: fp32 ones may run in tf32.
+
+    The process decides (``torch.backends``, or ``TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1``, which NVIDIA's containers set) unless
+    NVIDIA_TF32_OVERRIDE decides for NVIDIA's libraries.
+    """
+    asked = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    allowed = {"0": False, "1": True}.get(os.environ.get("NVIDIA_TF32_OVERRIDE", ""), asked)
+    return "tf32" if precision == "fp32" and allowed and not lacking("tf32", where) else precision
+
+
+@contextlib.contextmanager
+def products_held(precision: str, where: torch.device) -> Iterator[None]:
+    """Make fp32 mean fp32 and tf32 mean tf32, whatever the process has set."""
+    if where.type != "cuda":
+        yield
+        return
+    rules = torch.backends.cuda.matmul
+    before, rules.fp32_precision = rules.fp32_precision, "tf32" if precision == "tf32" else "ieee"
+    try:
+        yield
+    finally:
+        rules.fp32_precision = before
 
 
 def require_precision(precision: str, where: torch.device) -> None:

@@ -31,7 +31,7 @@ class Rank:
 
     def left_s(self, share: float = 1.0) -> float:
         """Return what is left of a share of the budget, which begins after the start-up."""
-        return float(share * self.config.budget_s + self.startup_s - self.began.since())
+        return float(share * self.config.allowed_s + self.startup_s - self.began.since())
 
     def progress(self, done: int, total: int, unit: str = "measurements") -> None:
         self.events.emit("progress", phase="measure", done=done, total=total, unit=unit)

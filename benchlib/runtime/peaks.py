@@ -4,15 +4,16 @@ A sample is one group of operations that takes about ten milliseconds, timed fro
 inputs are random numbers, as in real work: products of zeros or small integers draw less power and run faster.
 """
 
-import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import psutil
 import torch
 
+from benchlib.core.definitions import size_text
 from benchlib.core.errors import RunBroken
 from benchlib.core.text import counted
 from benchlib.runtime import devices, group
@@ -21,6 +22,12 @@ from benchlib.runtime.timing import hold
 
 GROUP_S = 0.01
 MIN_SAMPLES = 3
+MIB = 1 << 20
+TIMES_CACHE = 4  # STREAM's rule: arrays of at least four times all last-level caches
+# Of a device 4 x 256 MiB: no driver tells the size of MI300X's Infinity Cache.
+LEAST_COPY, LEAST_DEVICE_COPY = 64 * MIB, 1024 * MIB
+MEMORY_SHARE, BUFFERS = 0.25, 3  # of the host's free memory, for the buffers of all ranks' copies
+LEAST_PEAK = {"cpu": 256}  # n from which products are near the peak, of other devices the least of their default sizes
 
 DTYPES = devices.DTYPES | {"tf32": torch.float32}
 
@@ -44,8 +51,45 @@ class MatmulPeak:
 
 
 def default_sizes(device: torch.device) -> tuple[int, ...]:
-    """Return the sizes of products whose rate is near the peak: small enough on a CPU to take milliseconds."""
-    return (512, 1024) if device.type == "cpu" else (4096, 8192)
+    """Return the sizes of products whose rate is near the peak. On a CPU the smallest take milliseconds; 4096 is for many threads."""
+    return (512, 1024, 2048, 4096) if device.type == "cpu" else (4096, 8192)
+
+
+def too_small(device: torch.device, size: int) -> str:
+    """Return why products of a size show no peak of the device; '' if they may."""
+    least = LEAST_PEAK.get(device.type, min(default_sizes(device)))
+    return (
+        f"products of n = {size} are too small for a peak of {device.type}: take {least} or more"
+        if size < least
+        else ""
+    )
+
+
+@dataclass(frozen=True)
+class CopySize:
+    """Bytes of each rank's copy, and of all last-level caches together (0: not known).
+
+    ``lacking`` says why so few bytes show the caches and not the memory.
+    """
+
+    bytes: int
+    cache: int
+    lacking: str = ""
+
+
+def copy_size(kind: str, here: World, asked: int = 0) -> CopySize:
+    """Return the size of a copy of each rank: ``asked`` bytes, else as many as the caches do not hold and the free memory does.
+
+    The ranks of a host share its caches and its memory. Copies to and from a device pass through those.
+    """
+    own = kind == "device"
+    cache, ranks = devices.cache_bytes(here.device if own else torch.device("cpu")), 1 if own else here.local_size
+    needed = max(LEAST_DEVICE_COPY if own else LEAST_COPY, TIMES_CACHE * cache // ranks)
+    fitting = psutil.virtual_memory().available * MEMORY_SHARE / BUFFERS / here.local_size
+    size = asked or max(1, int(min(needed, fitting)) // MIB) * MIB
+    held = f"caches of {size_text(cache)}" if cache else "caches of an unknown size"
+    short = f"a copy of {size_text(size)} shows {held}: the memory takes {size_text(needed)} or more"
+    return CopySize(size, cache, short if size < needed else "")
 
 
 def matmul_peaks(
@@ -63,8 +107,9 @@ def matmul_peaks(
     each timed group longer by this share of its time.
     """
     peaks: list[MatmulPeak] = []
-    reason = _unsupported(device, precision)
-    with _fp32_rule(device, precision):
+    # Of others only a try can tell.
+    reason = devices.lacking(precision, device) if device.type == "cuda" or precision == "tf32" else ""
+    with devices.products_held(precision, device):
         for size in sorted(set(sizes)) if not reason else ():
             if peaks and 2 * size**3 / (peaks[-1].median or math.inf) > seconds:
                 break
@@ -182,27 +227,3 @@ def _matmul_rates(device: torch.device, dtype: torch.dtype, size: int, seconds: 
             f"a {size} x {size} {dtype} product on {device} is wrong by {error:.3g}: the device or its library is at fault"
         )
     return [2 * size**3 / value for value in times]
-
-
-def _unsupported(device: torch.device, precision: str) -> str:
-    """Return why the device has no such precision, '' where it has or only a try can tell."""
-    if precision == "tf32":
-        if device.type != "cuda" or torch.version.hip:
-            return f"tf32 is a mode of NVIDIA's tensor cores, and the device is {'rocm' if torch.version.hip else device.type}"
-        old = torch.cuda.get_device_capability(device) < (8, 0)
-        return f"{torch.cuda.get_device_name(device)} is older than tf32 (compute capability 8.0)" if old else ""
-    return devices.lacking(precision, device) if device.type == "cuda" else ""
-
-
-@contextlib.contextmanager
-def _fp32_rule(device: torch.device, precision: str) -> Iterator[None]:
-    """Make fp32 mean fp32 and tf32 mean tf32, whatever the process has set."""
-    if device.type != "cuda":
-        yield
-        return
-    rules = torch.backends.cuda.matmul
-    before, rules.fp32_precision = rules.fp32_precision, "tf32" if precision == "tf32" else "ieee"
-    try:
-        yield
-    finally:
-        rules.fp32_precision = before

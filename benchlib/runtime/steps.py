@@ -58,6 +58,15 @@ def agree(value: float, world: World) -> float:
     return float(tensor)
 
 
+def wall_s(step_s: np.ndarray) -> np.ndarray:
+    """Return the seconds of each step of all ranks together, (K,), from each rank's own, (K, W).
+
+    A step ends with the rank that ends it last, and the next one begins there: the steps add up to the wall time. The largest of the
+    ranks' own times add up to more, since another rank is late at the end of each step.
+    """
+    return np.diff(step_s.cumsum(axis=0).max(axis=1), prepend=0.0)
+
+
 @dataclass(frozen=True)
 class Step:
     """One step of this rank. ``loss`` is the rank's part of the mean over the global batch: the ranks' parts add up."""
@@ -108,18 +117,18 @@ class StepLog:
         block = torch.stack(parts, dim=1).cpu().numpy()
         self._blocks.append(block)
         if self.world.main:
-            for step, row in zip(self._waiting, block, strict=True):
-                self._emit(step, row)
+            for step, row, step_s in zip(self._waiting, block, wall_s(Columns(block)["step_s"]), strict=True):
+                self._emit(step, row, float(step_s))
         else:
             self.events.emit("heartbeat", step=self._waiting[-1].step)  # the supervisor ends a rank that stays silent
         self._waiting = []
 
-    def _emit(self, step: Step, row: np.ndarray) -> None:
+    def _emit(self, step: Step, row: np.ndarray, step_s: float) -> None:
         by_name = dict(zip(COLUMNS, row.T, strict=True))  # each (W,)
         fields: dict[str, Any] = {name: int(by_name[name].sum()) for name in ("samples", "tokens", "padded_tokens")}
-        # The slowest rank sets the time of a step; the split is that of rank 0, so that its parts add up.
+        # The time of a step is that of all ranks; the split is that of rank 0, so that its parts add up.
         fields |= {name: float(by_name[name][0]) for name in _TIMES if not np.isnan(by_name[name][0])}
-        fields["step_s"] = float(by_name["step_s"].max())
+        fields["step_s"] = step_s
         self.events.emit(
             "step", step=step.step, epoch=step.epoch, loss=float(by_name["loss"].sum()), lr=step.learning_rate, **fields
         )

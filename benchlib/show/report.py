@@ -26,7 +26,7 @@ from traitlets.config import Config
 
 from benchlib.benchmarks import spec_of
 from benchlib.core.errors import UserError
-from benchlib.core.files import not_written, read_bytes, read_object, write_text
+from benchlib.core.files import not_written, read_object, read_text, write_text
 from benchlib.core.interrupts import Interrupts
 from benchlib.core.terminal import harmless
 from benchlib.results.record import load
@@ -239,7 +239,7 @@ def html(run: Run) -> str:
 
 
 def _read(path: Path) -> NotebookNode:
-    notebook = nbformat.reads(read_bytes(path).decode(), as_version=4)
+    notebook = nbformat.reads(read_text(path), as_version=4)
     nbformat.validate(notebook)
     return notebook
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from benchlib.core.stats import summary
+from benchlib.core.stats import Average, average, summary
 from benchlib.show import figures as on
 from benchlib.show.figures import Drawing
 from benchlib.show.light import seaborn
@@ -30,6 +30,7 @@ LOOKS: dict[Any, dict[str, Any]] = {
     "measured": {"marker": "o", "markersize": 4, "markeredgewidth": 0, "errorbar": BAND},
     "limit": {"linestyle": on.DASHED, "linewidth": 1.4, "errorbar": None},
 }
+NUMBERS: dict[Average, str] = {"median": "Medians", "mean": "Means", "harmonic": "All work over all time"}
 CLAIM: dict[str, Any] = {"linestyle": ":", "linewidth": 1, "marker": "x", "markersize": 5, "errorbar": None}
 
 
@@ -77,9 +78,9 @@ def _colours(names: Iterable[Any]) -> dict[Any, str]:
     return {name: on.SERIES[number % len(on.SERIES)] for number, name in enumerate(names)}
 
 
-def interval(samples: "pd.Series[float]") -> tuple[float, float]:
-    """Return the ends of the kit's interval of the median; nan for samples that have none."""
-    _, low, high = summary(samples.tolist())
+def interval(samples: "pd.Series[float]", kind: Average = "median") -> tuple[float, float]:
+    """Return the ends of the kit's interval of the average; nan for samples that have none."""
+    _, low, high = summary(samples.tolist(), kind)
     return (np.nan, np.nan) if low is None or high is None else (low, high)
 
 
@@ -142,9 +143,9 @@ def lines(
 def bars(
     run: Rows, *refs: Ref, mark: Ref | None = None, line: float = 0.0, mute: Rule | None = None, least: bool = False
 ) -> Drawing:
-    """Horizontal bars of medians, the longest on top (``least``: the shortest), one for each of ``refs``.
+    """Horizontal bars, the longest on top (``least``: the shortest), one for each of ``refs``, of the average of its column.
 
-    Samples are ticks on their bar, with the interval of their median. ``mark`` is a line at another number of the row,
+    Samples are ticks on their bar, with the interval of their average. ``mark`` is a line at another number of the row,
     ``line`` a value across all rows, if it is not 0, ``mute`` says which rows are grey.
     """
     rows, x = _drawable(refs[0], run)[:: -1 if least else 1][:MAX_ROWS], refs[0].titled
@@ -154,14 +155,19 @@ def bars(
     hue, bar = ("kind", ["name", "kind"]) if refs[1:] else ("name", ["name"])
     colours = _colours(frame["kind"].unique()) if refs[1:] else dict.fromkeys(frame["name"], on.SERIES[0])
     colours |= {refs[0].table.name_of(row, run): on.MUTED for row in rows if mute and mute(row)}
-    sampled, medians = frame.duplicated(bar).any(), frame.groupby(bar)[x].median()
+    kind = refs[0].col.average
+
+    def number(samples: "pd.Series[float]") -> float:
+        return average(samples.tolist(), kind)
+
+    sampled, numbers = frame.duplicated(bar).any(), frame.groupby(bar)[x].agg(number)
     marked = np.nan_to_num(frame[mark.titled].max()) if mark else 0.0
-    end = 1.2 * max(min(frame[x].max(), BEYOND * medians.max()), line, marked) or 1.0
+    end = 1.2 * max(min(frame[x].max(), BEYOND * numbers.max()), line, marked) or 1.0
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
         looks = {"data": frame, "x": x, "y": "name", "hue": hue, "palette": colours, "legend": False, "ax": axes}
         light = {"saturation": 1, "alpha": 0.4 if sampled else 1, "err_kws": {"color": on.TEXT, "linewidth": 1.6}}
-        seaborn.barplot(estimator="median", errorbar=interval, **light, **looks)
+        seaborn.barplot(estimator=number, errorbar=partial(interval, kind=kind), **light, **looks)
         if sampled:
             ticks = {"marker": "|", "size": 9, "linewidth": 1.1, "jitter": False, "dodge": bool(refs[1:])}
             seaborn.stripplot(**ticks, **looks)
@@ -170,8 +176,8 @@ def bars(
         above = 0.4 - 0.4 / len(refs)  # the first bar is above the middle of its row
         first = frame[frame["kind"] == refs[0].col.heading] if refs[1:] else frame
         for place, (_, samples) in enumerate(first.groupby("name", sort=False)[x]):
-            right = min(end, np.nanmax([samples.max(), *interval(samples)]))
-            words = write(samples.median(), refs[0].col.unit)
+            right = min(end, np.nanmax([samples.max(), *interval(samples, kind)]))
+            words = write(number(samples), refs[0].col.unit)
             on.note(axes, words, (right, place - above), (5, 0), fontsize=8)
         _finish_rows(axes, frame, mark, colours if refs[1:] else {})
         axes.set_xlim(0, end)
@@ -261,7 +267,7 @@ def steps(run: Rows, ref: Ref, x: str = "step", smooth: Callable[[list[float]], 
             seaborn.lineplot(part, y=drawn, label=words, marker="o" if len(part) == 1 else None, **looks)
         on.name_ends(axes)
 
-    return Drawing(frame, paint, rows[0], x, y, f"Medians: {alt(ref, rows, run)}")
+    return Drawing(frame, paint, rows[0], x, y, f"{NUMBERS[ref.col.average]}: {alt(ref, rows, run)}")
 
 
 def cumulative(run: Rows, ref: Ref, limit: Ref | None = None) -> Drawing:

@@ -15,8 +15,8 @@ from benchlib.core.events import Event, Moment
 from benchlib.core.stats import percentile, percentile_interval
 from benchlib.core.stats import summary as spread
 from benchlib.judge.baselines import Comparison, regression_checks
+from benchlib.judge.checks import VALUES, agreement_check, budget_check, finite_check
 from benchlib.judge.checks import Check as Judged
-from benchlib.judge.checks import agreement_check, budget_check, finite_check
 from benchlib.judge.impossible.claim import Claim, in_its_unit
 from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.numbers import judged
@@ -181,7 +181,8 @@ class Spec:
     ``warnings`` say what limits the meaning of a result, ``refuse`` raises ``UserError`` for files that a valid config
     names and that cannot be used, ``missed`` returns by parameter what was not done. ``recorded(events)`` returns the
     rows that pictures of a run without a result can show. ``exports`` are formats of the benchmark alone: name, what it is,
-    ``module:function``. ``rate`` makes its runs comparable by price (``benchlib.judge.cost``): the beginning of the name of the metric that counts items per second;
+    ``module:function``. ``rate`` makes its runs comparable by price (``benchlib.judge.cost``): the beginning of the name of the metric that counts items per second,
+    ``energy`` that of the joules per item;
     ``verified`` says what was verified, ``bounds`` how near the speeds come to what the machine can do,
     ``whole`` whether a run did the work that its config says, without which its values are not compared with a reference;
     ``batch`` are the fields of its config whose product with the ranks is the effective batch, ``ways`` those that
@@ -204,6 +205,7 @@ class Spec:
     bounds: Sequence[Bound] = ()
     whole: Callable[[Rows], bool] = lambda run: True
     rate: str = ""
+    energy: str = ""
     batch: Sequence[str] = ()
     ways: Sequence[str] = ()
     choices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -249,7 +251,7 @@ class Spec:
         (rows, faults), claims = judged(self.tables, stored), Numbers.of_run(run)
         faults += [f"{metric.name} is {metric.fault} in the metrics" for metric in run.result.metrics if metric.fault]
         asked = [check for check in self.checks if check.when(run.config)]
-        shown = ["possible values", *(check.rule for check in asked if check.rule)]
+        shown = [*VALUES, *(check.rule for check in asked if check.rule)]
         return [
             *(answer for check in asked for answer in judge(check, rows, claims)),
             finite_check(claims, faults),

@@ -22,12 +22,16 @@ from typing import Any
 from benchlib.core.definitions import share_text, size_text
 from benchlib.core.stats import AVERAGES, Average, average
 from benchlib.core.text import quantity, seconds
-from benchlib.judge.numbers import why
+from benchlib.judge.numbers import fault_of, why
 from benchlib.results.metrics import Metric as Stated
 from benchlib.results.run import NOT_COLUMNS, Result, Run, Tables
 
 Row = Mapping[str, Any]
 MISSING = "–"
+
+
+class ColumnFault(RuntimeError):
+    """The function of a column raised on sound values: a mistake in the benchmark. No check takes it for a number that is missing."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,11 @@ def write(value: float, unit: str) -> str:
 class Col:
     """A column. ``unit`` says how its numbers are written; ``""`` holds texts, and what is not shown.
 
-    ``of`` computes it from the columns ``needs`` of the row, else of the run: where one is missing so is this one, for the
-    same reason. ``samples``: a list is several measurements of one number, whose ``average`` counts. ``role`` is the field of
-    a ``Claim`` that the numbers are, as in ``collective.wrong_elements``. ``words`` are readers' words for texts. ``quality``: its
-    numbers are the same on any hardware, but for so much at least (``benchlib.judge.reference_values``).
+    ``of`` computes it from the columns ``needs`` of the row, else of the run: if one is missing so is this one, for the same
+    reason; if one is no number for it, or zero, it is NaN. ``samples``: a list is several measurements of one number, whose
+    ``average`` counts. ``role`` is the field of a ``Claim`` that the numbers are, as in ``collective.wrong_elements``. ``words`` are
+    readers' words for texts. ``quality``: its numbers are the same on any hardware, but for so much at least
+    (``benchlib.judge.reference_values``).
     """
 
     name: str
@@ -242,8 +247,25 @@ class Ref:
             return None
         try:
             return self.col.of(*inputs)
-        except (ArithmeticError, ValueError, TypeError):  # a time of zero, a text in place of a number
+        except ArithmeticError:  # a time of zero
             return math.nan
+        except (ValueError, TypeError, AttributeError) as error:
+            if self._explained(error, inputs):
+                return math.nan
+            what = f"the column {self.col.name} of {self.table.name} cannot be computed of {str(inputs)[:200]}"
+            raise ColumnFault(f"{what}: {type(error).__name__}: {error}") from error
+
+    def _explained(self, error: Exception, inputs: Sequence[Any]) -> bool:
+        """Tell whether a value explains the error of a column's function: one that is at fault, or a text in place of a number.
+        Of a fact of the run the table does not say which it should be."""
+        lists = [value if isinstance(value, (list, tuple)) else [value] for value in inputs]
+        for name, value, items in zip(self.col.needs.split(), inputs, lists, strict=True):
+            col = self.table.refs[name].col if name in self.table.refs else None
+            texts = any(isinstance(item, (str, bool, dict)) for item in items)
+            if fault_of(value, col.signed if col else False) or (texts and (col is None or col.unit)):
+                return True
+        zero, lengths = any(0 in items for items in lists), {len(value) for value in inputs if isinstance(value, list)}
+        return isinstance(error, ValueError) and (zero or len(lengths) > 1)  # a logarithm of 0, pairs that are none
 
     def _needed(self, name: str, row: Row, run: Rows) -> Any:
         if name == "world" and name not in row:

@@ -4,7 +4,6 @@ Only safetensors are read: a pickled checkpoint can run code when it is opened.
 """
 
 import logging
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,15 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from benchlib.config.schema import EMBEDDED_MODEL
-from benchlib.core.definitions import encoder_train_flops
 from benchlib.core.errors import UserError
 from benchlib.workloads import model_files
+from benchlib.workloads.counted_flops import TrainFlops, train_flops
 
 TINY = Path(__file__).resolve().parents[1] / "assets" / "tiny"
 
 # Families that count positions from behind the padding id, so that two of the table's rows are never used.
 _OFFSET_POSITIONS = ("roberta", "camembert", "xmod", "data2vec-text", "longformer", "mpnet", "ibert")
 
-# Layers, hidden and intermediate size as transformers calls them; the last name is DistilBERT's.
-_SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "hidden_dim")
 _DROPOUT = {
     "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout"),
     "hidden_dropout": ("hidden_dropout_prob", "dropout"),
@@ -39,23 +36,15 @@ _DROPOUT = {
 class Loaded:
     """A model with its tokenizer. ``matmul_parameters`` are those of matrix products, without embeddings and norms.
 
-    ``sizes`` of the stack are layers, hidden and intermediate, for the FLOP arithmetic, those that the model's config names.
-    ``fresh`` are the weights that the source did not have.
+    ``flops`` of training are counted if the model was loaded for a ``max_length``. ``fresh`` are the weights that the source did not have.
     """
 
     model: Any
     tokenizer: Any
     parameters: int
     matmul_parameters: int
-    sizes: list[int]
+    flops: TrainFlops
     fresh: list[str]
-
-    def train_flops(self, samples: int, length: int) -> float:
-        """Return the FLOPs of training on ``samples`` padded to ``length`` tokens; NaN where the sizes are not known."""
-        if len(self.sizes) != 3:
-            return math.nan
-        layers, hidden, intermediate = self.sizes
-        return encoder_train_flops(layers, hidden, intermediate, [(samples, length)])
 
 
 def quiet() -> None:
@@ -120,7 +109,7 @@ def load(
         tokenizer,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         matmul_parameters=sum(linear),
-        sizes=[size for name in _SIZES if isinstance(size := getattr(settings, name, None), int)],
+        flops=train_flops(model, max_length) if max_length else TrainFlops(),
         fresh=fresh,
     )
 

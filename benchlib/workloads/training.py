@@ -1,7 +1,7 @@
 """The training loop that benchmarks share, data parallel over any number of ranks, and the rows that it leaves.
 
 Each rank differentiates its part of the mean loss over the global batch, and the gradients are added, not averaged:
-neither the number of ranks nor the size of their shares changes what is computed. A step's time is the slowest rank's.
+neither the number of ranks nor the size of their shares changes what is computed. A step ends when the last rank ends it.
 
 Notation: K steps, W ranks, C columns.
 """
@@ -12,18 +12,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from benchlib.core.energy import energy_j, mean_power_w
 from benchlib.core.events import Event, Moment, read_events, restarts
 from benchlib.core.stats import drift
 from benchlib.runtime import devices, peaks
 from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.measurement import Rank, Tables
-from benchlib.runtime.steps import COLUMNS, Columns, Step, StepLog, agree, compare_ranks
+from benchlib.runtime.steps import COLUMNS, Columns, Step, StepLog, agree, compare_ranks, wall_s
 from benchlib.runtime.timing import StepTimer, sum_hook
 from benchlib.workloads import stored_peaks
 
@@ -35,6 +37,7 @@ PARTS = COLUMNS[6:]  # of a step's time
 CUT_MARGIN = 0.9  # share of the time that is left which a cut training plans to use: a neighbour may slow it down
 AFTER_S, AFTER_SHARE = 5.0, 0.05  # of the budget, for what comes after the training: the less of both
 PEAK_S = 0.3  # of matrix products of each size
+READING_S = 3.0  # at most, until the sensors were read once more: they are read once a second
 NO_PARTS = "this engine does not tell how a step's time is divided"
 
 
@@ -120,11 +123,19 @@ class Work:
         """Write a checkpoint after ``step`` steps, which are those of ``table``."""
 
 
+class Memory(NamedTuple):
+    """Bytes that tensors of a device held at most, or why that is not known, and that the process held."""
+
+    device: float | None = None
+    reason: str = ""
+    resident: float = 0.0
+
+
 @dataclass
 class Trained:
     """What a training leaves: ``table`` is ``StepLog.table``, ``rates`` the learning rate of each step, ``checksums``
     those of all ranks' weights after each epoch, ``passed_over`` what is wrong with checkpoints that were not taken.
-    Steps before ``first`` are of the run that it continued."""
+    Steps before ``first`` are of the run that it continued. ``memory`` is what this rank held at most by the end of the training."""
 
     plan: Plan
     rates: Sequence[float]
@@ -137,6 +148,13 @@ class Trained:
     bucket_bytes: list[int] = field(default_factory=list)
     passed_over: list[str] = field(default_factory=list)
     tables: Tables = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+
+    def end(self, world: World) -> "Trained":
+        """Note how long the training took and how much memory; what follows, an evaluation for one, may hold more."""
+        self.train_s = self.began.since()
+        self.memory = Memory(*devices.peak_memory_bytes(world.device), devices.peak_resident_bytes())
+        return self
 
 
 def train(
@@ -181,8 +199,8 @@ def train(
                 timer.begin()  # a checkpoint is no part of a step's time
         trained.epoch_s.append(agree(time.perf_counter() - epoch_began, world))
         trained.checksums.append(compare_ranks(work.model, world, rank.events, epoch + 1))
-    trained.train_s, trained.table = trained.began.since(), log.table
-    return trained
+    trained.table = log.table
+    return trained.end(world)
 
 
 def data_parallel(module: torch.nn.Module, timer: StepTimer, **options: Any) -> DistributedDataParallel:
@@ -226,18 +244,18 @@ def rows(trained: Trained, rank: Rank, precision: str, first: tuple[float | None
     from benchlib.workloads.training_spec import resident_gb  # here: the front's pictures, which no step needs
 
     world, plan, measured = rank.world, trained.plan, (first, peak(rank, precision))
-    device_bytes, no_memory = devices.peak_memory_bytes(world.device)
-    memory = all_gather_objects((device_bytes, devices.peak_resident_bytes()))
+    memory = all_gather_objects(trained.memory)
+    events = _events(rank.run_dir, trained.began.wall + trained.train_s) if world.local_rank == 0 else []
+    nodes = all_gather_objects(_sensed(events, trained, rank.config.backend) if world.local_rank == 0 else None)
     again = max(all_gather_objects(restarts(rank.run_dir)))  # a node that took another's place was not there before
     if not world.main:
         return {}
     whole, here = Columns(trained.table), Columns(trained.table[trained.first :])
-    steady = Columns(trained.table[trained.first + warm :])
+    steady = Columns(here.table[warm:])
     flops, peak_of = max(
         (*measured, stored_peaks.highest(rank.run_dir, precision, world.size)), key=lambda pair: pair[0] or 0.0
     )
-    counted = [value for value, _ in memory if value is not None]
-    events = read_events(rank.run_dir, {"sensor", "sensors", "launched"})
+    counted = [own.device for own in memory if own.device is not None]
     run: Row = {
         **{name: getattr(plan, name) for name in ("planned_steps", "total_steps", "epoch_share", "cut_by")},
         "expected_step_s": plan.step_s,
@@ -257,28 +275,28 @@ def rows(trained: Trained, rank: Rank, precision: str, first: tuple[float | None
         "peak_of": peak_of,
         "padding_share": float(1 - here["tokens"].sum() / here["padded_tokens"].sum()),
         "device_memory_gb": max(counted) / 1e9 if counted else None,
-        "resident_memory_gb": max(resident for _, resident in memory) / 1e9,
-        **_sensed(events, trained, rank.config.backend),
+        "resident_memory_gb": max(own.resident for own in memory) / 1e9,
+        **_of_nodes([node for node in nodes if node]),
     }
     run["why"] |= {"peak_flops": peak_of} if not flops else {}
-    run["why"] |= {"device_memory_gb": no_memory} if not counted else {}
-    steps = _series(steady, world)
+    run["why"] |= {"device_memory_gb": memory[0].reason} if not counted else {}
+    steps = _series(steady, wall_s(here["step_s"])[warm:], world)
     # Of what has no FLOP rate or no peak there is no MFU.
     if not flops or steps["flops"] is None:
-        steps["why"]["mfu"] = steps["why"].get("flops") or peak_of
+        steps["why"] |= dict.fromkeys(("mfu", "hfu"), steps["why"].get("flops") or peak_of)
     steps["drift"] = drift([n / s for n, s in zip(steps["samples"], steps["step_s"], strict=True)])
     ranks, read = list[Row](), resident_gb(events)
-    for number, (in_device, resident) in enumerate(memory):
-        row: Row = {name: float(np.median(steady[name][:, number])) for name in ("step_s", *PARTS)}
+    for number, own in enumerate(memory):
+        row: Row = {name: float(np.mean(steady[name][:, number])) for name in ("step_s", *PARTS)}
         why = {name: NO_PARTS for name in PARTS if np.isnan(row[name])}
         row |= {
             "rank": number,
             "samples": run["samples_seen"][number],
-            "resident_gb": resident / 1e9,
+            "resident_gb": own.resident / 1e9,
             **dict.fromkeys(why),
         }
         row["memory_gb"], why["memory_gb"] = read.get(number) or None, "no supervisor sampled it"
-        row["device_gb"], why["device_gb"] = in_device and in_device / 1e9, no_memory
+        row["device_gb"], why["device_gb"] = own.device and own.device / 1e9, own.reason
         ranks.append(row | {"why": why})
     return {"run": [run], "steps": [steps], "ranks": ranks, **trained.tables}
 
@@ -291,10 +309,12 @@ def compute_time(columns: Any) -> np.ndarray:
     return np.sum([columns[f"{part}_s"] for part in ("data", "forward", "backward", "optimizer")], axis=0)
 
 
-def _series(steady: Columns, world: World) -> Row:
-    """Return the row of the counted steps: each column has a number a step, over all ranks."""
-    row: Row = {name: steady[name].sum(axis=1).tolist() for name in ("samples", "tokens", "flops")}
-    row |= {"step_s": steady["step_s"].max(axis=1).tolist(), "data_wait_s": steady["data_s"].max(axis=1).tolist()}
+def _series(steady: Columns, step_s: np.ndarray, world: World) -> Row:
+    """Return the row of the counted steps, which took ``step_s`` (K,): each column has a number a step, over all ranks."""
+    row: Row = {name: steady[name].sum(axis=1).tolist() for name in ("samples", "tokens", "padded_tokens", "flops")}
+    # The rank that waits longest for data in all: the largest waits of each step add up to more than any rank waits.
+    starved = steady["data_s"].sum(axis=0).argmax()
+    row |= {"step_s": step_s.tolist(), "data_wait_s": steady["data_s"][:, starved].tolist()}
     row |= {name: steady[name].mean(axis=1).tolist() for name in PARTS}
     work, busy = compute_time(steady), steady["exchange_s"]
     hidden = 1 - np.minimum(steady["exchange_exposed_s"], busy).sum(axis=1) / np.maximum(busy.sum(axis=1), 1e-12)
@@ -302,26 +322,47 @@ def _series(steady: Columns, world: World) -> Row:
     of_parts = (*PARTS, "data_wait_s", "exchange_overlap", "rank_skew")
     lacking = {name: NO_PARTS for name in of_parts if np.isnan(row[name]).any()}
     if np.isnan(row["flops"]).any():
-        lacking["flops"] = "the model's config does not name layers, hidden and intermediate size"
+        lacking["flops"] = "torch cannot count the FLOPs of this architecture"
     if world.size == 1:
         lacking |= {"exchange_overlap": "one rank exchanges nothing", "rank_skew": "one rank has nobody to wait for"}
     return row | dict.fromkeys(lacking) | {"why": lacking}
 
 
+def _events(run_dir: Path, until: float) -> list[Event]:
+    """Return what the supervisor of this node wrote, with a reading of power after the wall time ``until`` if it reads power."""
+    end = time.monotonic() + READING_S
+    while True:
+        events = read_events(run_dir, {"sensor", "sensors", "launched"}, "supervisor")
+        last = next((event for event in reversed(events) if event["kind"] == "sensor"), None)
+        if last is None or last.get("power_w") is None or last["t"] >= until or time.monotonic() > end:
+            return events
+        time.sleep(0.1)
+
+
 def _sensed(events: Sequence[Event], trained: Trained, backend: str) -> Row:
-    """Return power, energy, temperature and utilisation over the training: readings, or why there are none."""
+    """Return energy, mean power, temperatures and utilisation of a node over the training, or why there are none."""
     reasons: Row = next((event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {})
-    began = trained.began.wall
-    during = [event for event in events if event["kind"] == "sensor" and 0 <= event["t"] - began <= trained.train_s]
+    began, ended = trained.began.wall, trained.began.wall + trained.train_s
+    during = [event for event in events if event["kind"] == "sensor" and began <= event["t"] <= ended]
     lacking = "the sensor gave no value" if during else "no reading fell into the training"
     # Of a CPU the time of the ranks: 100% is one core.
     used = "cpu_percent" if backend == "cpu" else "utilization_percent"
-    keys = {"power_w": "power_w", "temperature_c": "temperature_c", "utilization": used, "energy_j": "energy_j"}
-    row: Row = {
-        name: [float(event[key]) for event in during if isinstance(event.get(key), int | float)] or None
-        for name, key in keys.items()
-    }
-    energy = row["energy_j"] or [0.0]
-    row["energy_j"] = energy[-1] - energy[0] if energy[1:] else None  # the hardware's own counter
-    why = {name: str(reasons.get(key, lacking)) for name, key in keys.items() if row[name] is None}
-    return row | {"why": why}
+    row: Row = {"why": {}}
+    for name, found in (("energy_j", energy_j), ("power_w", mean_power_w)):
+        row[name], row["why"][name] = found(events, began, ended)
+    for name, key in (("temperature_c", "temperature_c"), ("utilization", used)):
+        row[name] = [float(event[key]) for event in during if isinstance(event.get(key), int | float)] or None
+        row["why"][name] = str(reasons.get(key, lacking))
+    return row
+
+
+def _of_nodes(nodes: Sequence[Row]) -> Row:
+    """Return what all nodes sensed: the sums of energy and power, the readings of the others. What a node lacks is not known of all."""
+    row: Row = {"why": {}}
+    for name in ("energy_j", "power_w", "temperature_c", "utilization"):
+        lacking = [number for number, node in enumerate(nodes) if node[name] is None]
+        row[name] = None if lacking else sum((node[name] for node in nodes[1:]), nodes[0][name])
+        if lacking:
+            where = f"node {lacking[0]}: " if nodes[1:] else ""
+            row["why"][name] = where + nodes[lacking[0]]["why"][name]
+    return row

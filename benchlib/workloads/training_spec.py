@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from operator import truediv
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from benchlib.core.events import Event
-from benchlib.core.stats import smoothed, smoothing_window
+from benchlib.core.stats import smoothed, smoothing_window, windows
 from benchlib.core.text import counted
 from benchlib.judge.checks import Check as Judged
 from benchlib.judge.numbers import why
@@ -28,29 +28,34 @@ PARTS = {
     name: name.removesuffix("_exposed") for name in ("data", "forward", "backward", "exchange_exposed", "optimizer")
 }
 LESS = {"max_steps": "planned_steps", "samples": "samples_per_epoch"}  # fields of the config that ask for less work
-BURSTY = 1.5  # of the median step's rate over that of all steps together: neither a hiccup nor noise does that
 RATE, THROUGHPUT = "samples/s", "Training throughput"
-LARGEST, HELD = "tensors of the largest rank", "largest rank"
+LARGEST, HELD = "allocated by tensors of the largest rank during the training", "largest rank"
 PARTS_S = " ".join(f"{name}_s" for name in PARTS)
 LOSS = 1e-3  # the same training differs by less on other hardware, and by more with other data
 series = partial(Col, samples=True)
+rates = partial(Col, samples=True, average="harmonic")  # of windows of equal work: all work over all time
+means = partial(Col, samples=True, average="mean")  # parts of a step, which add up to its mean
 higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
 
 
-def _rates(amounts: list[float], step_s: list[float]) -> list[float]:
-    """Return the rate of each step; where they come in bursts, so that none is typical, that of all together."""
-    rates, whole = list(map(truediv, amounts, step_s)), sum(amounts) / sum(step_s)
-    return rates if 1 / BURSTY < median(rates) / whole < BURSTY else [whole]
+def _useful(flops: list[float], tokens: list[float], padded: list[float]) -> list[float]:
+    """Return the FLOPs of each step without its share of padding."""
+    return [all_flops * own / whole for all_flops, own, whole in zip(flops, tokens, padded, strict=True)]
 
 
-def _pace(rates: list[float], step_s: list[float], drift: str) -> str:
+def _shares(flops: list[float], step_s: list[float], peak: float) -> list[float]:
+    """Return what FLOPs over time are of a peak, by windows."""
+    return [rate / peak for rate in windows(flops, step_s)]
+
+
+def _pace(step_s: list[float], drift: str) -> str:
     """Say what the rate is of, and how it moved if it was no steady one."""
-    text = "median step" if len(rates) == len(step_s) else "all steps together, which come in bursts"
+    text = f"all work over all time of {counted(len(step_s), 'step')}"
     return f"{text}; no steady state, it {drift}" if drift else text
 
 
 def _largest(*parts: Any) -> str:
-    sizes = [median(part) if isinstance(part, list) else part for part in parts]
+    sizes = [fmean(part) if isinstance(part, list) else part for part in parts]
     return list(PARTS.values())[sizes.index(max(sizes))]
 
 
@@ -69,35 +74,31 @@ def _of_steps(row: Row, run: Rows) -> Row:
 of_steps = [
     Col("scope", of=str, needs="speed_scope"),
     series("step_s", "s", "step", role="speed.step_s"),
-    *(series(f"{name}_s", "s", words) for name, words in PARTS.items()),
-    *cols("exchange_s data_wait_s", "s", samples=True),
-    *cols("samples tokens flops", "count", samples=True),
+    *(means(f"{name}_s", "s", words) for name, words in PARTS.items()),
+    *cols("exchange_s data_wait_s", "s", samples=True, average="mean"),
+    *cols("samples tokens padded_tokens flops", "count", samples=True),
     series("exchange_overlap", "ratio", derived=True, signed=True),
     series("rank_skew", "ratio", derived=True),
     Col("drift"),
-    series("samples_per_s", RATE, RATE, _rates, "samples step_s", role="speed.samples_per_s"),
-    series("tokens_per_s", "tokens/s", "", _rates, "tokens step_s", role="speed.tokens_per_s"),
-    series("flops_per_s", "FLOP/s", "", _rates, "flops step_s", role="compute.flops_per_s"),
+    rates("samples_per_s", RATE, RATE, windows, "samples step_s", role="speed.samples_per_s"),
+    rates("tokens_per_s", "tokens/s", "", windows, "tokens step_s", role="speed.tokens_per_s"),
+    rates("flops_per_s", "FLOP/s", "", windows, "flops step_s", role="compute.flops_per_s"),
     Col("peak", "FLOP/s", of=float, needs="peak_flops", role="compute.peak_flops"),
-    series(
-        "mfu",
-        "ratio",
-        "MFU",
-        lambda rates, peak: [rate / peak for rate in rates],
-        "flops_per_s peak",
-        role="compute.mfu",
-    ),
+    # The device works on padding, too; of the model's own work it is none (PaLM, appendix B).
+    rates("hfu", "ratio", "hardware FLOP utilisation", _shares, "flops step_s peak", role="compute.mfu"),
+    series("useful_flops", "count", "", _useful, "flops tokens padded_tokens"),
+    rates("mfu", "ratio", "MFU", _shares, "useful_flops step_s peak"),
     Col("kind", of=str, needs="precision", role="compute.precision"),
     Col("peak_kind", of=str, needs="precision", role="compute.peak_precision"),
     Col("data_wait_share", "ratio", "", lambda waits, times: sum(waits) / sum(times), "data_wait_s step_s"),
-    Col("pace", "", "", _pace, "samples_per_s step_s drift"),
+    Col("pace", "", "", _pace, "step_s drift"),
     Col("largest", "", "", _largest, PARTS_S),
     Col("ranks", "", "", lambda world: counted(world, "rank"), "world"),
 ]
 counted_steps = Table("steps", "counted steps", of_steps, _of_steps)
 of_rank = [
     Col("rank", "number"),
-    Col("step_s", "s", "step"),
+    Col("step_s", "s", "mean step"),
     *(Col(f"{name}_s", "s", words) for name, words in PARTS.items()),
     *cols("exchange_s", "s"),
     *cols("samples", "count"),
@@ -142,39 +143,46 @@ def run_of_training(*more: Col) -> Table:
         Col("padding_share", "ratio", derived=True),
         *cols("device_memory_gb resident_memory_gb", "GB"),
         Col("energy_j", "J"),
-        series("power_w", "W"),
+        Col("power_w", "W"),
+        Col("energy_per_sample_j", "J", "", lambda w, s, n: w * s / n, "power_w train_s trained_samples"),
         series("temperature_c", "°C", signed=True),
-        series("utilization", "%"),
+        means("utilization", "%"),
         *more,
     )
     return replace(table, claim=_of_run)
 
 
-def metrics(run: Table, formula: str, loss_may_lose: float) -> list[Metric]:
+def metrics(run: Table, formula: str, loss_may_lose: float, tokens: str = "without padding") -> list[Metric]:
+    """Return the metrics of a training; ``formula`` is that of the FLOPs, ``tokens`` says which ones are counted."""
     own = counted_steps
-    mean, slowest, each_s = "steps in the mean: {window}", "slowest rank, {pace}", "every second of the training"
-    after = "after the last gradient was ready; waiting for slower ranks is part of it"
-    over = "mean over the ranks, without waiting for other ranks"
+    mean, each_s = "steps in the mean: {window}", "every second of the training"
+    after = "mean; after the last gradient was ready; waiting for slower ranks is part of it"
+    over = "mean over steps and ranks, without waiting for other ranks"
+    under_way = "mean; partly behind the backward pass; waiting for slower ranks is part of it"
+    of_all, typical = "over the training, all nodes", "median step, which ends when the last rank ends it"
+    no_padding = "FLOP/s without padding, over matmul_peak_flops"
     return [
         Metric("loss", run["loss"], "Loss", "mean over the global batch, each step; the value is their median"),
         Metric("loss_first{quality}", run["loss_first"], "First loss", mean),
         lower("loss_final{quality}", run["loss_final"], "Final loss", mean, may_lose=loss_may_lose, headline=True),
-        higher("train_samples_per_s{scope}", own["samples_per_s"], THROUGHPUT, slowest, may_lose=0.2, headline=True),
-        higher("train_tokens_per_s{scope}", own["tokens_per_s"], "Tokens", f"without padding, {slowest}"),
-        lower("step_s{scope}", own["step_s"], "Step time", "slowest rank", headline=True),
-        *(lower(f"time_{name}_s", own[f"{name}_s"], "", over) for name in PARTS.values()),
+        higher("train_samples_per_s{scope}", own["samples_per_s"], THROUGHPUT, "{pace}", may_lose=0.2, headline=True),
+        higher("train_tokens_per_s{scope}", own["tokens_per_s"], "Tokens", f"{tokens}, {{pace}}"),
+        lower("step_s{scope}", own["step_s"], "Typical step", typical, headline=True),
+        *(lower(f"time_{name}_s", own[f"{name}_s"], "", over) for name in PARTS if name != "exchange_exposed"),
+        lower("time_exchange_s", own["exchange_s"], "", under_way),
         lower("exchange_exposed_s", own["exchange_exposed_s"], "", after),
         higher("exchange_overlap", own["exchange_overlap"], "", "1 - exposed / busy: what the backward pass hides"),
         lower(
             "rank_skew", own["rank_skew"], "", "compute time of the slowest rank over the mean of all, without waiting"
         ),
         higher("flops_per_s{scope}", own["flops_per_s"], "", formula),
-        higher("mfu{scope}", own["mfu"], "Model FLOP utilisation", "FLOP/s over matmul_peak_flops", headline=True),
+        higher("mfu{scope}", own["mfu"], "Model FLOP utilisation", no_padding, headline=True),
         higher("matmul_peak_flops", run["peak_flops"], "Peak of matrix products", "{peak_of}"),
         lower("device_memory_gb", run["device_memory_gb"], "Device memory", LARGEST, may_lose=0.25),
         lower("resident_memory_gb", run["resident_memory_gb"], "Resident memory", HELD, may_lose=0.25, headline=True),
-        lower("energy_j", run["energy_j"], "Energy", "the hardware's own counter, over the training"),
-        lower("power_w", run["power_w"], "Power", each_s),
+        lower("energy_j", run["energy_j"], "Energy", f"the hardware's own counter, {of_all}"),
+        lower("power_w", run["power_w"], "Mean power", of_all),
+        lower("energy_per_sample_j", run["energy_per_sample_j"], "Energy per sample", "mean power × time / samples"),
         lower("temperature_c", run["temperature_c"], "Temperature", each_s),
         Metric("utilization", run["utilization"], "Utilisation", "of a CPU the time of the ranks: 100% is one core"),
         lower("train_s", run["train_s"], "Training"),
@@ -252,12 +260,19 @@ def bound(work: str) -> Bound:
     return Bound(work, own["samples_per_s"], own["mfu"], of, "the largest timed part of a step is {largest}")
 
 
+def waits(run: Rows) -> list[str]:
+    """Return a sentence if timing slows this device down: without timed events ``runtime.timing`` waits for it at each mark."""
+    sentence = "Timing waits for the device at each mark of a step: untimed steps are faster."
+    return [sentence] if run.run.get("device") in ("mps", "xla") else []
+
+
 def warnings(run: Rows) -> list[str]:
-    """Return what limits the meaning of a training: it was cut, or its speed was no steady one."""
+    """Return what limits the meaning of a training: it was cut, its speed was no steady one, or timing slowed it down."""
     cut = isinstance(share := run.run.get("epoch_share"), float) and share < 1
     sentences = [f"The run is not the whole training: {plan_text(run.run)}."] if cut else []
     drifts = [row["drift"] for row in counted_steps.rows(run) if row.get("drift")]
-    return sentences + [f"Training throughput {drift} samples/s by quarter: no steady state." for drift in drifts]
+    sentences += [f"Training throughput {drift} samples/s by quarter: no steady state." for drift in drifts]
+    return sentences + waits(run)
 
 
 def resident_gb(events: Sequence[Event]) -> dict[int, list[float]]:
@@ -289,11 +304,12 @@ def charts(run: Table) -> list[Chart]:
     held = "Rank {rank} holds {resident_gb} at its peak"
     no_step, no_parts = "No training step was recorded.", "No parts of a step were recorded."
     seconds, none = "seconds since the launch", "No memory reading was recorded."
-    rates, parts = counted_steps["samples_per_s"], [by_rank[name] for name in PARTS_S.split()]
-    longest, split = "The largest timed part of a step is {largest}", "seconds of a step, medians"
+    rate, parts = counted_steps["samples_per_s"], [by_rank[name] for name in PARTS_S.split()]
+    longest, split = "The largest timed part of a step is {largest}", "seconds of a step, means"
+    window = "window of equal work"
     return [
         steps("loss-curve", run["loss"], title=fell, empty=no_step, smooth=smoothed),
-        steps("throughput", rates, title="{samples_per_s}, {pace}", empty=no_step, x="counted step", smooth=smoothed),
+        steps("throughput", rate, title="{samples_per_s}, {pace}", empty=no_step, x=window, smooth=smoothed),
         cumulative("step-times", counted_steps["step_s"], title="Half of the steps take up to {step_s}", empty=no_step),
         stacked("time-split", *parts, title=longest, x=split, mark=by_rank["step_s"], empty=no_parts),
         steps("memory", by_rank["memory_gb"], title=held, about=by_rank.most("resident_gb"), empty=none, x=seconds),

@@ -96,6 +96,17 @@ def test_a_rank_without_samples_takes_part(tmp_path):
     assert parts[1][1][1] == 0.0 and parts[0][1][1] == pytest.approx(1 / 6)
 
 
+def test_the_peak_of_the_memory_is_that_of_the_training(group, held, tmp_path, monkeypatch):
+    """Opening the samples before the training and the disk after it hold 8 GB, by a stand-in."""
+    source = run._source
+    monkeypatch.setattr(run, "_source", lambda *args, **more: held(8e9) or source(*args, **more))
+    monkeypatch.setattr(run, "_epochs", lambda *args: held(8e9) or [])
+    config = Seq2seqConfig(**SHAPE, sequence=6, samples=8, epochs=1, compare_steps=2)
+    rank = Rank(config, tmp_path, World(), EventWriter(tmp_path, "rank0"), Moment.now())
+    tables = run.measure(rank)
+    assert tables["run"][0]["device_memory_gb"] == tables["ranks"][0]["device_gb"] == 1.0
+
+
 def test_a_slow_disk_shows_in_the_wait_for_data_and_in_its_rate(group, tmp_path, monkeypatch):
     """A read of eight samples of 96 bytes takes at least 0.1 s, by injection, and a step 10 ms beside its data."""
     entire = shards.Shards.read

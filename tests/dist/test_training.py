@@ -12,14 +12,16 @@ import transformers
 from accelerate.state import AcceleratorState
 from worlds import in_ranks
 
+from benchlib.benchmarks.squad import run as squad
 from benchlib.benchmarks.squad import trainer
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.config.schema import save_config
 from benchlib.core.errors import RunBroken, UserError
-from benchlib.core.events import read_events
+from benchlib.core.events import EventWriter, Moment, read_events
 from benchlib.results.run import Run
 from benchlib.runtime import checkpoint
 from benchlib.runtime.group import World
+from benchlib.runtime.measurement import Rank
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +160,22 @@ def test_the_trainer_runs_the_same_benchmark(model, tmp_path):
         assert len((tmp_path / padding / "predictions.json").read_text()) > 10
 
 
+@pytest.mark.parametrize("engine", ["native", "trainer"])
+def test_the_peak_of_the_memory_is_that_of_the_training(group, held, model, tmp_path, monkeypatch, engine):
+    """The evaluation holds 8 GB, by a stand-in."""
+    predict = squad.predict
+
+    def predicted(*arguments):
+        held(8e9)
+        return predict(*arguments)
+
+    monkeypatch.setattr(squad, "predict", predicted)
+    config = cases.config_of(model, 1, engine=engine, max_length=64, doc_stride=16, max_steps=2)
+    rank = Rank(config, tmp_path, World(), EventWriter(tmp_path, "rank0"), Moment.now())
+    tables = squad.measure(rank)
+    assert tables["run"][0]["device_memory_gb"] == tables["ranks"][0]["device_gb"] == 1.0
+
+
 def test_the_trainer_takes_the_device_of_its_rank_and_no_other(group, tmp_path, monkeypatch):
     """Of eight pretended GPUs, by a rank that nobody gave LOCAL_RANK, as srun does not."""
     answers = {"is_available": True, "device_count": 8, "set_device": None, "is_bf16_supported": True}
@@ -185,7 +203,7 @@ def test_the_trainer_takes_the_device_of_its_rank_and_no_other(group, tmp_path, 
 def test_the_trainer_counts_tokens_without_asking_the_device():
     """Nothing can be read of a tensor on the device ``meta``: an attempt is an error."""
     recorder = object.__new__(trainer.Recorder)
-    loaded, world = SimpleNamespace(train_flops=lambda rows, length: 1.0), SimpleNamespace(size=1)
+    loaded, world = SimpleNamespace(flops=SimpleNamespace(of=lambda rows, length: 1.0)), SimpleNamespace(size=1)
     recorder.task, recorder._loss = SimpleNamespace(loaded=loaded, rank=SimpleNamespace(world=world)), 0.0
     recorder._counts = np.zeros(4)
     tokens = torch.ones(2, 8, dtype=torch.long, device="meta")

@@ -109,3 +109,22 @@ def test_the_frame_of_a_picture_is_named_like_it_and_only_runs_have_one(tmp_path
         session.frame(run, "latencies")
     with pytest.raises(UserError, match="only the pictures of a run have a frame"):
         session.frame(mock.Mock(), "trends")
+
+
+@pytest.mark.parametrize(
+    ("given", "config"),
+    [
+        ({}, {"slow": True, "seed": 7}),
+        ({"slow": None, "seed": None, "model": ""}, {"slow": True, "seed": 7}),
+        ({"slow": False, "seed": 0}, {"slow": False, "seed": 0}),
+    ],
+    ids=["nothing", "left to the tier", "0 and False"],
+)
+def test_a_parameter_is_left_to_the_tier_only_by_none_and_an_empty_text(tmp_path, monkeypatch, given, config):
+    monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path / "outputs"))
+    tier = tmp_path / "mine.yaml"
+    tier.write_text("parity: {slow: true, seed: 7}")
+    run = session.open_run("parity", "", str(tier), "cpu", {}, **given)
+    assert {name: getattr(run.config, name) for name in config} == config
+    squad = session.open_run("squad", "", "smoke", "cpu", {}, nproc=0)
+    assert squad.config.nproc >= 1, "0 leaves the number of ranks to the machine"

@@ -18,6 +18,9 @@ MAX_SIZES = 64
 SIZE = TypeAdapter(Annotated[ByteSize, Field(ge=1, le=2**40)])
 FORMS = "write sizes as 1KiB:256MiB (each twice the one before), 1KiB:256MiB:8 (eight times), 1KiB,1MiB or plain bytes"
 UNITS = "B, KiB, MiB, GiB, TiB (of 1024), KB, MB, GB, TB (of 1000) and K, M, G (of 1024, as in nccl-tests)"
+PLACEMENTS = ("out of place", "in place")
+# nccl-tests enqueues 20 operations and divides; one alone has its start and its wait in it, 10 to 20 us on a GPU: a tenth of this.
+COMPARABLE_US = 200.0
 NO_BUS = "one rank has no bus to send on; set nproc to 2 or more"
 USUAL = [name for name in VARIANTS if name != "flat"]  # which only a hierarchy has beside it
 

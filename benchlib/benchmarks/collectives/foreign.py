@@ -1,21 +1,25 @@
 """Output of nccl-tests and rccl-tests: judged, read to stand beside the series of a run, and written as nccl-tests prints it.
 
-Format: NVIDIA/nccl-tests, src/util.cu (older versions: src/common.cu). Times are us, bandwidths GB/s (1e9). What is read may have been
-collected by mpirun and srun; its columns are known by the header line. What is written has more digits than nccl-tests prints:
-a slow fabric would show as 0.00. Barriers and the kit's own algorithms have no program of nccl-tests and are left out.
+Format: NVIDIA/nccl-tests, src/util.cu (older versions: src/common.cu); ROCm/rccl-tests, src/common.cu, for its CSV. Times are us,
+bandwidths GB/s (1e9). What is read may have been collected by mpirun and srun; its columns are known by the header line. What is
+written has more digits than nccl-tests prints: a slow fabric would show as 0.00. Its times are those of single operations, and the
+file says so. Barriers and the kit's own algorithms have no program of nccl-tests and are left out.
 """
 
+import csv
+import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchlib.benchmarks.collectives.config import PLACEMENTS
 from benchlib.core.definitions import algbw_gbps, busbw_gbps, size_text
 from benchlib.core.errors import UserError
 from benchlib.core.text import counted
 from benchlib.judge.foreign.readers import Reader, read_claims
-from benchlib.judge.impossible.claim import Claim, Collective
+from benchlib.judge.impossible.claim import Claim, Collective, Mean, Quantity, Verdict
 from benchlib.judge.published import device_name
 from benchlib.judge.references import vendor_peak
 from benchlib.results.record import Record
@@ -27,19 +31,21 @@ FORMAT = "nccl-tests"
 SPELLED = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
 PROGRAM_OF = {name: SPELLED.get(name, name) for name in OPS if name != "barrier"}
 PROGRAMS = {program: operation for operation, program in PROGRAM_OF.items()}
-PLACEMENTS = ("out of place", "in place")
-# Of mpirun, srun --label, and kubectl logs with --prefix or --timestamps.
-PREFIX = re.compile(
-    r"^\s*(?:\[[\d, ]+\]\s*<std(?:out|err)>:|\[[\d, ]+\]:|\d+:\s|\[pod/\S+\]\s|\d{4}-\d\d-\d\dT\S+\s)", re.M
-)
-HEADS = re.compile(r"^#\s+(size\s+count\s+type\b.*)$", re.MULTILINE)
-ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z][a-z0-9_]*\s")
+# A log collector may put its own words before each line (mpirun, srun --label, kubectl logs, pdsh, docker compose).
+HEADS = re.compile(r"#\s+(size\s+count\s+type\b.*)$", re.MULTILINE)
+ROW = re.compile(r"(?:^|[\s>:|])(\d+\s+\d+\s+[a-z][a-z0-9_]*\s.*)$")
 RANK = re.compile(
-    r"^#\s+Rank\s+\d+\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+\S+\s+device\s+\S+\s+\[[^\]]*\]\s*(.*)$", re.M
+    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+\S+\s+device\s+\S+\s+\[[^\]]*\]\s*(.*)$", re.M
 )
+STEPS = re.compile(r"minBytes (\d+) maxBytes (\d+) step: (\d+)\((factor|bytes)\)")
+TIMES = ("time", "cputime")  # of which the second is that of the launch, and no bandwidth follows from it
+KNOWN = {"size", "count", "type", "redop", "root", "algbw", "busbw", "#wrong", "error", "time"}
 PROGRAM = re.compile(r"(?:^|[\s/])(\w+)_perf\b")
 ALGORITHM = re.compile(r'NCCL_ALGO(?:=| set by environment to )"?([a-z]+)(?![\w,;:])|\bAlgo ([a-z]+) proto', re.I)
-WRONG = re.compile(r"^#\s*Out of bounds values\s*:\s*(\d+)", re.MULTILINE)
+WRONG = re.compile(r"#\s*Out of bounds values\s*:\s*(\d+)")
+AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)[ \t]*(FAILED)?")
+FAILURE = re.compile(r"\bTest (?:NCCL|CUDA|HIP) failure\b.*")
+CSV = re.compile(r"^\W*collective\W.*\bbusbw\b", re.IGNORECASE)  # of rccl-tests, --output_format csv
 NAMES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16", "": "none", "product": "prod"}  # others are the same
 HEADER = (
     f"#{'':60}{'out-of-place':^48}{'in-place':^48}\n"
@@ -54,11 +60,14 @@ def claims(path: Path, text: str) -> list[Claim]:
 
     A test begins with its program's name or, in older versions, with its threads. A row that is cut is a ``UserError``.
     """
-    text = PREFIX.sub("", text)
+    if CSV.match(text):
+        return list(_of_csv(path, text))
     begin = "# Collective test starting" if "# Collective test starting" in text else "# nThread "
-    first, *tests = re.split(f"(?m)^(?={begin})", text)
+    first, *tests = re.split(f"(?m)^(?=.*{begin})", text)
     algorithms = {(forced or used).upper() for forced, used in ALGORITHM.findall(text)}
     algorithm, stated = algorithms.pop() if len(algorithms) == 1 else "", list[Claim]()
+    for test in tests:
+        _refuse_mixed(path, test)
     for test in tests or [first]:
         programs = set(PROGRAM.findall(test if "starting" in begin else text))
         program = programs.pop() if len(programs) == 1 else ""
@@ -68,21 +77,94 @@ def claims(path: Path, text: str) -> list[Claim]:
             raise UserError(
                 f"{path}: output of nccl-tests without a row of results; the test failed or the file is cut"
             )
-        for place, numbers in rows:
-            subject = f"{common['operation'] or 'row'} {place}"
-            stated.append(Claim(subject=subject, collective=Collective(**numbers, **common)))
-        if wrong := WRONG.search(test):
-            stated.append(Claim(subject="footer", collective=Collective(wrong_elements=float(wrong[1]))))
+        stated += [_claim(f"{common['operation'] or 'row'} {place}", numbers | common) for place, numbers in rows]
+        stated += _footer(test, [numbers for _, numbers in rows])
     return stated
+
+
+def _claim(subject: str, numbers: dict[str, Any]) -> Claim:
+    """Return the claim of a row; what is below zero or not finite stands as such."""
+    rates = ("seconds", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
+    wrong = {name: numbers[name] for name in rates if numbers[name] is not None and not 0 <= numbers[name] < math.inf}
+    quantities = [Quantity(name=name, value=value if math.isfinite(value) else None) for name, value in wrong.items()]
+    return Claim(subject=subject, collective=Collective(**numbers | dict.fromkeys(wrong)), quantities=quantities)
+
+
+def _footer(test: str, rows: list[dict[str, Any]]) -> Iterator[Claim]:
+    """Yield what a test says of itself: its wrong elements, its average, and whether it FAILED."""
+    if wrong := WRONG.search(test):
+        yield Claim(subject="footer", collective=Collective(wrong_elements=float(wrong[1])))
+    average, failure = AVERAGE.search(test), FAILURE.search(test)
+    rates = [row["busbw_gbytes_per_s"] for row in rows if row["busbw_gbytes_per_s"] is not None]
+    # Of a part of the rows no average follows.
+    whole = average and rates and len({row["size_bytes"] for row in rows}) == _sizes(test)
+    if average and whole and all(map(math.isfinite, [float(average[1]), *rates])):
+        mean = Mean(name="busbw of all rows", stated=float(average[1]), values=rates, unit="GB/s")
+        yield Claim(subject="footer", averages=[mean])
+    if failure or (average and average[2]):
+        unmet = failure[0].strip() if failure else "average bus bandwidth of NCCL_TESTS_MIN_BW"
+        yield Claim(subject="the test, FAILED", verdict=Verdict(valid=False, unmet=[unmet]))
+
+
+def _sizes(test: str) -> int:
+    """Return how many sizes the first line of a test announces; 0 where it does not."""
+    if not (match := STEPS.search(test)):
+        return 0
+    size, most, step = map(int, match.groups()[:3])
+    if match[4] == "bytes":
+        return (most - size) // max(step, 1) + 1
+    count = 0
+    while 0 < size <= most and step > 1:
+        size, count = size * step, count + 1
+    return count
+
+
+def _refuse_mixed(path: Path, test: str) -> None:
+    """Raise ``UserError`` for lines of several processes that ran a test each, at once."""
+    ranks = [(rank, group) for rank, group, _ in RANK.findall(test)]
+    if len(HEADS.findall(test)) > 1 or len(set(ranks)) < len(ranks):
+        raise UserError(
+            f"{path}: the lines of several tests are mixed: each process ran a test of its own, as programs without MPI do "
+            "under mpirun or srun. Build nccl-tests with MPI=1, or keep the lines of one process"
+        )
+
+
+def _of_csv(path: Path, text: str) -> Iterator[Claim]:
+    """Yield a claim for each row of rccl-tests' CSV, by its last columns: with MPI a row has one more than the header names."""
+    header, *lines = csv.reader(text.splitlines(), skipinitialspace=True)
+    heads = [head.strip().lower() for head in header]
+    operations = {name.replace("_", ""): name for name in PROGRAM_OF}
+    if lacking := [name for name in ("size", "time", "algbw", "busbw") if name not in heads]:
+        raise UserError(f"{path}: CSV of rccl-tests without a column {', '.join(lacking)}")
+    for cells in filter(None, lines):
+        if not 0 <= len(cells) - len(heads) <= 1:
+            raise UserError(f"{path}: a row of {len(cells)} columns under {len(heads)} headings; the file may be cut")
+        row = dict(zip(heads[::-1], [cell.strip() for cell in cells[::-1]], strict=False))
+        # With several devices a rank, what is counted as ranks depends on the version.
+        ranks = row.get("gpus") or (row.get("ranks") if row.get("gpusperrank") == "1" else None)
+        operation = operations.get(cells[0].lower(), cells[0].lower())
+        numbers = _numbers(
+            int(row["size"]), row["time"], row["algbw"], row["busbw"], row.get("#wrong", row.get("wrong", "N/A"))
+        )
+        place = PLACEMENTS[row.get("inplace") == "1"]
+        subject = f"{operation} {size_text(int(row['size']))}, {place}"
+        yield _claim(subject, numbers | {"operation": operation, "ranks": int(ranks) if ranks else None})
+
+
+def _numbers(size: int, time: str, algbw: str, busbw: str, wrong: str) -> dict[str, Any]:
+    """Return the numbers of a row by the fields of a claim; of a placement that was not run there are none."""
+    seconds, *rates, elements = (None if cell == "N/A" else float(cell) for cell in (time, algbw, busbw, wrong))
+    names = ("size_bytes", "seconds", "algbw_gbytes_per_s", "busbw_gbytes_per_s", "wrong_elements")
+    return dict(zip(names, (size, seconds and 1e-6 * seconds, *rates, elements), strict=True))
 
 
 def _devices(test: str) -> dict[str, Any]:
     """Return the ranks, and what the links of the fastest device carry one way unless a device or its links are unknown."""
     devices, stated = RANK.findall(test), dict[str, Any]()
     cut = re.search(r"(?m)^\W*\.\.\.\W*$", test)  # the list is cut where it is long
-    if devices and not cut and len({group for group, _ in devices}) == 1:  # several groups are several communicators
+    if devices and not cut and len({group for _, group, _ in devices}) == 1:  # several groups are several communicators
         stated["ranks"] = len(devices)
-    peaks = [vendor_peak(name.strip()) for _, name in devices]
+    peaks = [vendor_peak(name.strip()) for *_, name in devices]
     links = [(peak.link_gbytes_per_s, peak.name) for peak in peaks if peak and peak.link_gbytes_per_s]
     if links and len(links) == len(peaks):
         rate, name = max(links)
@@ -94,30 +176,42 @@ def _rows(path: Path, test: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield size and placement of each row in words, and its numbers by the fields of a claim."""
     header = HEADS.search(test)
     heads = header[1].split() if header else []
-    starts = [place for place, head in enumerate(heads) if head == "time"]
-    for cells in [line.split() for line in test.splitlines() if starts and ROW.match(line)]:
+    starts = [place for place, head in enumerate(heads) if head in TIMES]
+    if starts and starts[-1] + 4 > len(heads):
+        raise UserError(f"{path}: the headings of nccl-tests end after {heads[-1]}; the file may be cut")
+    for match in filter(None, map(ROW.search, test.splitlines() if starts else [])):
+        cells = match[1].split()
+        # Operations that reduce nothing leave that column blank.
+        if "redop" in heads and 3 < len(cells) < len(heads) and re.match(r"-?\d", cells[heads.index("redop")]):
+            cells.insert(heads.index("redop"), "")
         if len(cells) < len(heads):
             raise UserError(f"{path}: a row of {len(cells)} columns under {len(heads)} headings; the file may be cut")
         for placement, start in zip(PLACEMENTS[-len(starts) :], starts, strict=True):
-            named = zip(heads[start : start + 4], cells[start : start + 4], strict=True)
-            row = {head: None if cell == "N/A" else float(cell) for head, cell in named}
-            yield (
-                f"{size_text(int(cells[0]))}, {placement}",
-                {
-                    "size_bytes": int(cells[0]),
-                    "seconds": None if row["time"] is None else 1e-6 * row["time"],
-                    "algbw_gbytes_per_s": row["algbw"],
-                    "busbw_gbytes_per_s": row["busbw"],
-                    "wrong_elements": row.get("#wrong"),
-                },
-            )
+            time, *others = cells[start : start + 4]
+            numbers = _numbers(int(cells[0]), time if heads[start] == "time" else "N/A", *others)
+            if heads[start + 3] != "#wrong":  # older versions print a difference there
+                numbers["wrong_elements"] = None
+            yield f"{size_text(int(cells[0]))}, {placement}", numbers
+
+
+def not_read(path: Path, text: str) -> list[str]:
+    """Return the columns that no rule sees, and which operations have no factor that the bus bandwidth could be held against."""
+    heads = [] if CSV.match(text) else [head for line in HEADS.findall(text) for head in line.split()]
+    read = claims(path, text)
+    operations = {claim.collective.operation for claim in read if claim.collective and claim.collective.size_bytes}
+    named = [f"the bus bandwidth of {name} (no factor is agreed on)" for name in sorted(operations - {"", *PROGRAM_OF})]
+    unnamed = ["the bus bandwidth: the file does not name its program (all_reduce_perf or the like)"] * (
+        "" in operations
+    )
+    return [*dict.fromkeys(head for head in heads if head not in KNOWN), *named, *unnamed]
 
 
 READERS = {
     FORMAT: Reader(
         "output of nccl-tests or rccl-tests",
         claims,
-        sniff=lambda _, text: "# nThread " in text or bool(HEADS.search(PREFIX.sub("", text))),
+        sniff=lambda _, text: "# nThread " in text or bool(HEADS.search(text)) or bool(CSV.match(text)),
+        unread=not_read,
     )
 }
 
@@ -179,7 +273,8 @@ def _test(run: Record, rows: list[dict[str, Any]]) -> str:
     dtype, reduction = (NAMES.get(rows[0][name], rows[0][name]) for name in ("dtype", "reduction"))
     lines = [
         f"# Collective test starting: {PROGRAM_OF[op.name]}_perf",
-        f"# written by benchlib from {run.run}",
+        f"# written by benchlib from {run.run}; a time is the median of single operations, from the host, of the slowest rank",
+        "# (nccl-tests: 20 operations that are enqueued together, over 20, averaged over the ranks)",
         "# Using devices",
         *(f"#  Rank {rank:3d} Group  0 Pid      0 on {host} device {rank:3d} [0x00] {device}" for rank in range(ranks)),
         "#",

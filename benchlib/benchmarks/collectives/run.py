@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from benchlib.benchmarks.collectives.config import NO_BUS
-from benchlib.benchmarks.collectives.curves import Curves, crossover_rows, curves, fit_rows, ratio_rows
+from benchlib.benchmarks.collectives.config import COMPARABLE_US, NO_BUS, PLACEMENTS
+from benchlib.benchmarks.collectives.curves import crossover_rows, curves, fit_rows, ratio_rows
 from benchlib.benchmarks.collectives.gradients import compare
 from benchlib.benchmarks.collectives.overlap import overlapped
 from benchlib.benchmarks.collectives.plan import Schedule, Weight, headline, overlap_cases, plan, share_cases
@@ -81,7 +81,7 @@ def measure(rank: Rank) -> Tables:
         "ways": [{"way": way, "rdma": claims.inter_node_rdma} for way in transports(rank.run_dir, rank.world)],
         "plan": bench.plan,
         "unsupported": [dict(zip(KIND, kind, strict=True)) | {"reason": reason} for kind, reason in missing.items()],
-        "nccl_tests": [row | _here(row, lines, ranks) for row in foreign],
+        "nccl_tests": [row | _here(row, tables["series"], ranks) for row in foreign],
     }
 
 
@@ -238,9 +238,16 @@ def _buckets(bench: Bench) -> list[Row]:
     return [row]
 
 
-def _here(row: Row, lines: Curves, ranks: int) -> Row:
-    """Return the bandwidth of this run at the size of a row of nccl-tests."""
-    seconds = lines.get((row["operation"], "library"), {}).get(row["bytes"]) if ranks > 1 else None
-    if seconds is None:
-        return {"why": row["why"] | {"here_gbps": "not measured at this size"}}
-    return {"here_gbps": busbw_gbps(row["operation"], row["bytes"], seconds, ranks)}
+def _here(row: Row, series: list[Row], ranks: int) -> Row:
+    """Return the bandwidth of this run at the size and in the placement of a row of nccl-tests, and why no ratio follows."""
+    of_size = [each for each in series if (each["operation"], each["bytes"]) == (row["operation"], row["bytes"])]
+    own = [each for each in of_size if each["variant"] == "library"] if ranks > 1 else []
+    kinds = [(each["dtype"], each["reduction"]) for each in own if each["curve"]]
+    own = [each for each in own if (each["dtype"], each["reduction"]) in kinds]
+    same = [each for each in own if PLACEMENTS[each["in_place"]] == row["placement"]]
+    if not same:
+        reason = "measured in the other placement alone" if own else "not measured at this size"
+        return {"why": row["why"] | {"here_gbps": reason}}
+    if row.get("time_us", COMPARABLE_US) < COMPARABLE_US:
+        row["why"]["ratio"] = f"an operation takes less than {COMPARABLE_US:.0f} us"
+    return {"here_gbps": busbw_gbps(row["operation"], row["bytes"], 1e-6 * median(same[0]["times_us"]), ranks)}

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchlib.benchmarks.collectives.config import NO_BUS, CollectivesConfig
+from benchlib.benchmarks.collectives.config import COMPARABLE_US, NO_BUS, CollectivesConfig
 from benchlib.core.definitions import BUS_FACTORS, algbw_samples, busbw_samples, size_text
 from benchlib.core.text import listing
 from benchlib.judge.checks import Check as Judged
@@ -59,6 +59,10 @@ def _exchange(row: Row, run: Rows) -> dict[str, Any]:
         source = next(str(link.get("source")) for link in links.ran().rows(run))
         claim |= {"bound_gbytes_per_s": limit / 8, "bound_source": f"claimed: {source}"}
     return {f"collective.{name}": value for name, value in claim.items()}
+
+
+def _beside(here: float, claimed: float, time_us: float) -> float | None:
+    return here / claimed if time_us >= COMPARABLE_US else None
 
 
 def _claimed_gbps(operation: str, run: Rows) -> float | None:
@@ -130,7 +134,7 @@ plan = Table("plan", "{part}", [Col("part"), *counts])
 unsupported = Table("unsupported", "{operation} {reduction} {dtype}", [*case, Col("reason")])
 stated = [*cols("ranks wrong_elements", "count"), *cols("placement source"), Col("time_us", "us")]
 foreign = [operation, size, *stated, *cols("algbw_gbps busbw_gbps here_gbps", "Gbps")]
-beside = Col("ratio", "number", "here / claimed", lambda here, claimed: here / claimed, "here_gbps busbw_gbps")
+beside = Col("ratio", "number", "here / claimed", _beside, "here_gbps busbw_gbps time_us")
 text = "{operation} {placement}, {bytes}"
 nccl = Table("nccl_tests", text, [*foreign, beside])
 run = run_table(*compared[:2])
@@ -387,5 +391,11 @@ SPEC = Spec(
     refuse=_refuse,
     missed=_not_compared,
     whole=lambda run: all(row["planned"] == row["measured"] for row in plan.rows(run)),
-    exports=[("nccl-tests", "collectives as nccl-tests prints them", f"{__package__}.foreign:write")],
+    exports=[
+        (
+            "nccl-tests",
+            "collectives as nccl-tests prints them, by the times of single operations",
+            f"{__package__}.foreign:write",
+        )
+    ],
 )

@@ -25,6 +25,7 @@ from benchlib.core.machine import usable_cores
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.workloads.stablehlo import export, mlir, pjrt, runtimes
 from benchlib.workloads.stablehlo.convert import convert
+from benchlib.workloads.stablehlo.inspection import inspect
 from benchlib.workloads.stablehlo.manifest import Item
 
 TABLES = ("programs", "gradients", "curve", "runtimes", "targets", "executors", "run")
@@ -105,12 +106,12 @@ class _Path:
         """
         converted, convert_s = _timed(lambda: convert(graph, name, replicas=replicas))
         converted.manifest.write(self.folder / f"{name}.mlir", converted.text)
-        inspection = mlir.inspect(converted.text, name)
+        inspected = inspect(converted.text, name)
         runtime = runtimes.Xla(converted.text, converted.manifest)
         row: Row = {"program": name, "export_s": export_s, "convert_s": convert_s, "compile_s": runtime.compile_s}
         row |= {"text_bytes": len(converted.text), "arguments": len(converted.manifest.arguments)}
-        row |= {"operations": sum(inspection.operations.values()), "dot_flops": inspection.dot_flops}
-        row |= {"argument_bytes": inspection.argument_bytes, "temporary_bytes": inspection.temporary_bytes}
+        row |= {"operations": sum(inspected.operations.values()), "dot_flops": inspected.dot_flops}
+        row |= {"argument_bytes": inspected.argument_bytes, "temporary_bytes": inspected.temporary_bytes}
         row |= {"formula_flops": flops, **dict.fromkeys(why)}
         no_formula = {"formula_flops": "no formula for this model"} if flops is None else {}
         self.tables["programs"].append(row | {"why": no_formula | why})
@@ -202,7 +203,7 @@ class _Path:
 
         def compiled(target: str) -> Row:
             try:
-                module = runtimes.iree_compiled(path.read_text(), target, runtimes.TARGETS[target])
+                module = runtimes.iree_compiled(path.read_text("utf-8"), target, runtimes.TARGETS[target])
             except UserError as error:
                 return {"status": "failed", "reason": str(error)}
             return {"module_bytes": len(module)}

@@ -29,6 +29,7 @@ import psutil
 
 from benchlib.benchmarks.inference.config import RULES, InferenceConfig, Rule
 from benchlib.config import addresses
+from benchlib.core.energy import energy_j
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import Event
 from benchlib.core.stats import early_stopping_estimate, loadgen_percentile, queries_needed
@@ -420,12 +421,4 @@ def _energy(config: InferenceConfig, log: Mapping[str, Any], events: Sequence[Ev
     """Return what a counter of this machine rose by between LoadGen's power_begin and power_end, in J."""
     if not all(map(addresses.is_local, config.workers)):
         return None, "the workers are on other machines than the sensors"
-    read = [event for event in events if event["kind"] == "sensor" and isinstance(event.get("energy_j"), (int, float))]
-    times_s, joules = (np.array([event[name] for event in read]) for name in ("t", "energy_j"))
-    began, ended = log["began"], log["ended"]
-    if len(read) > 1 and times_s.min() <= began and ended <= times_s.max():
-        before, after = np.interp([began, ended], times_s, joules)
-        return float(after - before), ""
-    stated = (event["availability"] for event in reversed(events) if event["kind"] == "sensors")
-    default = "no readings of an energy counter before and after the test"
-    return None, next(stated, {"energy_j": default}).get("energy_j", default)
+    return energy_j(events, log["began"], log["ended"])

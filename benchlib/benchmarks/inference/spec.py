@@ -356,4 +356,5 @@ SPEC = Spec(
     warnings=_warnings,
     refuse=_refuse,
     rate="tokens_per_s_offline",
+    energy="energy_per_token_j_offline",
 )

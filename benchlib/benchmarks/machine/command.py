@@ -40,7 +40,7 @@ def init(run: Path, name: str, force: bool) -> None:
 
 def content(run: Any) -> dict[str, Any]:
     """Return a run as a preset's content. Raises ``UserError`` where it lacks a peak, or is of another benchmark."""
-    from benchlib.benchmarks.machine.spec import largest, products, smallest
+    from benchlib.benchmarks.machine.spec import largest, peaking, smallest
     from benchlib.core.text import day
     from benchlib.spec.tables import Rows
 
@@ -60,7 +60,7 @@ def content(run: Any) -> dict[str, Any]:
     copy = run.result.value(f"copy_{'host' if on_cpu else 'device'}_gbytes_per_s") or 0.0
     peaks = {
         row["precision"]: figure(row["peak_flops"] / rows.world / 1e12, f"n = {row['peak_n']}, best samples, by rank")
-        for row in products.ran().rows(rows)
+        for row in peaking.rows(rows)
     }
     required = {"peak of matrix products": peaks, "memory copy": copy, "memory size of a device": memory}
     if missing := [name for name, value in required.items() if not value]:

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from benchlib.config.schema import BaseConfig
-from benchlib.core.text import counted
+from benchlib.core.text import counted, listing
 
 
 class MachineConfig(BaseConfig):
@@ -13,11 +13,15 @@ class MachineConfig(BaseConfig):
 
     benchmark: Literal["machine"] = "machine"
 
-    matmul_sizes: list[PositiveInt] = Field([512, 1024], min_length=1, description="n of the square matrix products")
+    matmul_sizes: list[PositiveInt] = Field(
+        [], description="n of the square matrix products; none: those that come near the peak of the device"
+    )
     precisions: list[Literal["fp32", "tf32", "bf16", "fp16"]] = Field(
         ["fp32", "bf16"], min_length=1, description="of the matrix products"
     )
-    copy_mib: int = Field(64, ge=1, le=65536, description="size of the memory copies, in MiB")
+    copy_mib: int = Field(
+        0, ge=0, le=65536, description="size of a rank's memory copies, in MiB; 0: more than the caches hold"
+    )
     allreduce_mib: list[PositiveFloat] = Field(
         [0.001, 1, 16], min_length=1, description="sizes of the all-reduce, in MiB"
     )
@@ -31,6 +35,8 @@ class MachineConfig(BaseConfig):
 
     def expected_work(self) -> str:
         """Say what will be measured."""
-        products = counted(len(self.matmul_sizes) * len(self.precisions), "matrix product")
+        sizes = f"of n = {listing(list(map(str, self.matmul_sizes)))}" if self.matmul_sizes else "near the peak"
+        copies = f"of {self.copy_mib} MiB" if self.copy_mib else "larger than the caches"
         exchanges = f"{counted(len(self.allreduce_mib), 'all-reduce size')} over {counted(self.world_size, 'rank')}"
-        return f"{products}, memory copies of {self.copy_mib} MiB and {exchanges}, {self.seconds:g} s each"
+        products = f"matrix products {sizes} in {listing(list(self.precisions))}"
+        return f"{products}, memory copies {copies} and {exchanges}, {self.seconds:g} s each"

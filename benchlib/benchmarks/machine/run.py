@@ -15,12 +15,20 @@ from typing import Any
 from benchlib.benchmarks.machine.spec import COPIES
 from benchlib.runtime import group
 from benchlib.runtime.measurement import Rank, Tables
-from benchlib.runtime.peaks import MatmulPeak, copy_rates, matmul_peaks, peak_together
+from benchlib.runtime.peaks import (
+    MIB,
+    MatmulPeak,
+    copy_rates,
+    copy_size,
+    default_sizes,
+    matmul_peaks,
+    peak_together,
+    too_small,
+)
 from benchlib.runtime.peaks import best as best_of
 from benchlib.workloads.collective_timing import Pace, time_all_reduce
 from benchlib.workloads.stored_peaks import highest
 
-MIB = 1 << 20
 Row = dict[str, Any]
 
 
@@ -47,7 +55,8 @@ def _products(rank: Rank, precision: str) -> Tables:
     how = {"seconds": config.seconds, "slowdown": config.planted_slowdown}
     peaks = functools.partial(matmul_peaks, world.device, precision, **how)
     group.barrier()
-    together = group.all_gather_objects(peaks(sizes=config.matmul_sizes))
+    planned = config.matmul_sizes or default_sizes(world.device)
+    together = group.all_gather_objects(peaks(sizes=planned))
     product: Row = {"precision": precision, "ranks": world.size}
     every = [peak for by_size in together for peak in by_size]
     if lacking := next((peak.reason for peak in every if peak.reason), ""):
@@ -75,6 +84,9 @@ def _products(rank: Rank, precision: str) -> Tables:
     product["best_flops"] = best_of([*alone, *every])
     product |= {"highest_flops": earlier and max(peak, earlier), "highest_of": where if (earlier or 0) > peak else ""}
     product["why"] = {} if earlier else {"highest_flops": "no earlier run of this machine"}
+    if small := too_small(world.device, max(sums)):
+        product |= {"peak_flops": None}
+        product["why"] |= {"peak_flops": small}
     return {"products": [product], "matmul": rows}
 
 
@@ -89,9 +101,14 @@ def _copies(rank: Rank, kind: str) -> Tables:
         reason = "the device is the host: there is no other memory"
         return {"copies": [{"kind": kind, "status": "skipped", "reason": reason}]}
     group.barrier()
-    rates = copy_rates(kind, device, config.copy_mib * MIB, config.seconds, config.planted_slowdown)
-    row = {"kind": kind, "mib": config.copy_mib, "gbytes_per_s": _rounds(group.all_gather_objects(rates))}
-    return {"copies": [row]}
+    size = copy_size(kind, rank.world, config.copy_mib * MIB)
+    rates = _rounds(
+        group.all_gather_objects(copy_rates(kind, device, size.bytes, config.seconds, config.planted_slowdown))
+    )
+    row = {"kind": kind, "mib": size.bytes // MIB, "cache_bytes": size.cache or None, "any_gbytes_per_s": rates}
+    row |= {"gbytes_per_s": None if size.lacking else rates}
+    why = {"gbytes_per_s": size.lacking, "cache_bytes": "" if size.cache else "the driver does not state it"}
+    return {"copies": [row | {"why": {name: reason for name, reason in why.items() if reason}}]}
 
 
 def _exchange(rank: Rank, size: int) -> Tables:
@@ -105,7 +122,7 @@ def _exchange(rank: Rank, size: int) -> Tables:
 
 def _disk(rank: Rank) -> Tables:
     """Measure how fast rank 0 writes to the run folder, synced: what checkpoints and samples wait for."""
-    size, rates = min(rank.config.copy_mib, 64) * MIB, list[float]()
+    size, rates = 64 * MIB, list[float]()
     data = os.urandom(size)  # zeros would be compressed
     for _ in range(3 * rank.world.main):
         began = time.perf_counter()

@@ -50,8 +50,10 @@ of_rank = replace(together, name="together_flops", derived=False, role="")
 matmul = Table(
     "matmul", "{precision}, n = {n}, rank {rank}", [*cols("precision"), *cols("n rank", "count"), of_rank, alone]
 )
-copied = Col("gbytes_per_s", "GB/s", "all ranks at once", samples=True, derived=True)
-copies = Table("copies", "copy {kind}", [Col("kind", words=COPIES), Col("mib", "count", "MiB"), copied])
+copied = Col("gbytes_per_s", "GB/s", "memory, all ranks at once", samples=True, derived=True)
+any_size = replace(copied, name="any_gbytes_per_s", label="this size, all ranks at once")
+of_copies = [Col("mib", "count", "MiB a rank"), Col("cache_bytes", "B", "last-level caches"), copied, any_size]
+copies = Table("copies", "copy {kind}", [Col("kind", words=COPIES), *of_copies])
 
 size = Col("bytes", "B", "size", role="collective.size_bytes")
 times = Col("times_us", "us", "time", samples=True)
@@ -65,6 +67,7 @@ disk = Table("disk", "disk", [Col("bytes", "B"), Col("gbytes_per_s", "GB/s", sam
 run = run_table()
 
 largest, smallest = allreduce.most("bytes"), allreduce.most("bytes", least=True)
+peaking = products.ran().where(peak_flops=bool)
 compared = products.where(highest_flops=bool)  # with earlier runs of the machine
 fastest = allreduce.ran().most("busbw_gbps")
 
@@ -73,7 +76,9 @@ def _left_out(run: Rows) -> list[str]:
     """Name the planned products that were left out: a peak over fewer sizes may be too low."""
     parts = []
     for product in products.ran().rows(run):
-        if sizes := {*run.config.matmul_sizes} - {*product["sizes"]}:
+        if sizes := {*run.config.matmul_sizes} - {
+            *product["sizes"]
+        }:  # of its own choice those that fit the time are enough
             parts.append(f"{product['precision']} at n = {listing([str(n) for n in sorted(sizes)])}")
     reason = "one would take longer than a measurement may, or finds no memory"
     return [f"Incomplete: there are no matrix products in {listing(parts)}: {reason}."] if parts else []
@@ -87,6 +92,7 @@ def _one_device(row: Row, run: Rows) -> dict[str, Any]:
 gated = partial(Metric, better="higher", may_lose=0.20)
 key = partial(gated, headline=True)
 PEAK, PRODUCTS = "Peak of matrix products, {precision}", "Matrix products, {precision}, "
+COPIED = "{kind}, {mib} MiB a rank, last-level caches {cache_bytes}"
 AT_ONCE, ALL_RIGHT = "ranks at once: {ranks}", "Is every element of every timed exchange correct?"
 SPEC = Spec(
     tables=[products, matmul, copies, allreduce, disk, run],
@@ -98,7 +104,7 @@ SPEC = Spec(
             "matmul_{precision}_best_flops", products["best_flops"], f"{PRODUCTS}best sample", "of any rank and size"
         ),
         Metric("matmul_{precision}_highest_flops", compared["highest_flops"], "Highest, {precision}", "{highest_of}"),
-        key("copy_{kind}_gbytes_per_s", copies["gbytes_per_s"], "Memory copy, {kind}", "{kind}, {mib} MiB"),
+        key("copy_{kind}_gbytes_per_s", copies["gbytes_per_s"], "Memory copy, {kind}", COPIED),
         key("allreduce_gbps", largest["busbw_gbps"], "All-reduce (bus), largest message", "{bytes}"),
         gated("allreduce_algbw_gbps", largest["algbw_gbps"], "All-reduce (algorithm), largest message", "{bytes}"),
         Metric("allreduce_latency_us", smallest["times_us"], "All-reduce latency", "{bytes}", "lower", headline=True),
@@ -111,20 +117,20 @@ SPEC = Spec(
         rule("possible scaling", "Are all ranks at most as fast as the best rank times their number?", "scaling"),
     ],
     says=[
-        each(products.ran(), "Matrix products in {precision} peak at {peak_flops} in this run (n = {peak_n})."),
+        each(peaking, "Matrix products in {precision} peak at {peak_flops} in this run (n = {peak_n})."),
         each(fastest, "The all-reduce reaches {busbw_gbps} of bus bandwidth at {bytes}."),
         each(run, "These are the best of this run and no bounds: other sizes, or a quieter machine, may show more."),
     ],
     shows=[
         Show("Matrix products", products.ran(), "precision n flops alone_flops best_flops peak_flops peak_n"),
         Show("Matrix products by rank", matmul, "precision n rank together_flops alone_flops"),
-        Show("Memory copies", copies.ran(), "kind mib gbytes_per_s"),
+        Show("Memory copies", copies.ran(), "kind mib cache_bytes gbytes_per_s any_gbytes_per_s"),
         Show("All-reduce by size", allreduce.ran(), "bytes times_us busbw_gbps algbw_gbps wrong_elements"),
     ],
     charts=[
         bars(
             "matmul-peaks",
-            *(products[name] for name in ("peak_flops", "flops", "alone_flops")),
+            *(peaking[name] for name in ("peak_flops", "flops", "alone_flops")),
             title="Matrix products reach {peak_flops} in {precision} at n = {peak_n}",
             empty="No matrix product was measured.",
         )

@@ -5,7 +5,8 @@ shows as communication; the ranks' compute time, which is a step less its expose
 are compared have the computed columns of the spec.
 
 Efficiency of n devices is X_n / (n X_1), X in samples/s: with one global batch (strong) T_1 / (n T_n), with one batch a
-device (weak) T_1 / T_n. The interval takes the worse ends of both intervals: it is wider than one of 95%.
+device (weak) T_1 / T_n. T is the mean step. The single device may be measured twice, among the strategies and for the scaling: all its
+steps count. The interval takes the worse ends of both intervals: it is wider than one of 95%.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from typing import Any
 from benchlib.benchmarks.parallel.estimate import Rates, step_time
 from benchlib.benchmarks.parallel.shapes import STRATEGIES, Layout
 from benchlib.core.errors import UserError
-from benchlib.core.stats import summary
+from benchlib.core.stats import summary, windows
 from benchlib.core.text import quantity, seconds
 
 Row = Mapping[str, Any]
@@ -138,6 +139,11 @@ def off(rows: Sequence[Row]) -> float | None:
     return median(abs(median(row["steps_s"]) / row["predicted_step_s"] - 1) for row in own) if own else None
 
 
+def rates(batch_size: float, steps_s: Sequence[float]) -> list[float]:
+    """Return the samples/s of windows of steps, whose harmonic mean is all samples over all time."""
+    return windows([batch_size] * len(steps_s), steps_s)
+
+
 def points(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Yield strong and weak scaling of each strategy, from one rank (the single device) to all.
 
@@ -152,8 +158,11 @@ def points(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
             alike = {("single", ""), (last["strategy"], last["schedule"])}
             curve = [row for row in ran if row["scaling"] == kind and (row["strategy"], row["schedule"]) in alike]
             first, *others = sorted([*curve, last], key=lambda row: int(row["world"]))
-            for row in [first, *others] if first["world"] == 1 else ():
-                yield {"key": last["key"], "kind": kind} | _point(row, first, trusted)
+            own = ("single", first["batch_size"])
+            alone = [row["steps_s"] for row in ran if (row["strategy"], row["batch_size"]) == own]
+            base = {**first, "steps_s": list(itertools.chain(*alone))}
+            for row in [base, *others] if first["world"] == 1 else ():
+                yield {"key": last["key"], "kind": kind} | _point(row, base, trusted)
 
 
 def beyond(run: Any, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -184,19 +193,22 @@ def beyond(run: Any, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 
 
 def _point(row: Row, base: Row, trusted: bool) -> dict[str, Any]:
-    steps, first = summary(row["steps_s"]), summary(base["steps_s"])
-    ideal = row["world"] * base["batch_size"] * median(1 / step for step in base["steps_s"])  # n times one device
-    rate = row["batch_size"] * median(1 / step for step in row["steps_s"])
-    point: dict[str, Any] = {"world": row["world"], "samples_per_s": rate, "efficiency": rate / ideal, "why": {}}
+    own, one = (summary(rates(item["batch_size"], item["steps_s"]), "harmonic") for item in (row, base))
+    ideal = row["world"] * one.value
+    point: dict[str, Any] = {
+        "world": row["world"],
+        "samples_per_s": own.value,
+        "efficiency": own.value / ideal,
+        "why": {},
+    }
     if row is base:
         point |= {"low": 1.0, "high": 1.0}
-    elif steps.ci_low and steps.ci_high and first.ci_low and first.ci_high:
-        longer, shorter = first.ci_high / steps.ci_low, first.ci_low / steps.ci_high  # times of one device over these
-        scale = rate / ideal * steps.value / first.value
-        point |= {"low": scale * shorter, "high": scale * longer}
+    elif own.ci_low and own.ci_high and one.ci_low and one.ci_high:
+        point |= {"low": own.ci_low / one.ci_high / row["world"], "high": own.ci_high / one.ci_low / row["world"]}
     else:
         point["why"] |= dict.fromkeys(("low", "high"), f"{len(row['steps_s'])} steps have no interval")
     if (predicted := row.get("predicted_step_s")) and trusted:
-        return point | {"predicted": row["batch_size"] / predicted / ideal, "error": steps.value / predicted - 1}
+        error = median(row["steps_s"]) / predicted - 1
+        return point | {"predicted": row["batch_size"] / predicted / ideal, "error": error}
     point["why"] |= dict.fromkeys(("predicted", "error"), "no prediction, or one of a model that is too far off")
     return point

@@ -153,9 +153,10 @@ def messages(job: Job) -> Iterator[Message]:
         calls = 2 * job.micro_batches * job.rank_stages
         yield Message("send_recv", "pipeline", 2 * job.rank_stages * states, calls)
     if layout.shard > 1:
-        times = job.micro_batches * (layers + 1)
-        yield Message("all_gather", "shard", 2 * weights, 2 * times)
-        yield Message("reduce_scatter", "shard", weights, times)
+        # Forward for each micro-batch, once for the way back, on which a stage keeps what it gathered; gradients are cut once.
+        gathers = job.micro_batches + 1
+        yield Message("all_gather", "shard", gathers * weights, gathers * (layers + 1))
+        yield Message("reduce_scatter", "shard", weights, layers + 1)
     if layout.data > 1:
         yield Message("all_reduce", "data", weights / layout.shard, _buckets(job))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from benchlib.benchmarks.parallel.strategies import ShardedModel, prepare, recor
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
+from benchlib.runtime.steps import wall_s
 from benchlib.runtime.timing import StepTimer, hold, union
 from benchlib.workloads import largest
 
@@ -106,6 +108,7 @@ def _rank(way: ShardedModel, rank: Rank, before: float | None) -> Row:
     with keep_alive(rank.events, config.startup_timeout_s):
         runner.timed(config.warmup)
     _count_anew(device)
+    way.meet()  # a rank that begins early would count its waiting for the others as a part of the first step
     seen: Row = {"times": runner.timed(config.steps), "losses": runner.losses[config.warmup :]}
     peak = _peak_bytes(device)
     seen["peak"] = None if peak is None or before is None else max(0.0, peak - before)
@@ -222,7 +225,7 @@ def _row(job: Job, ranks: list[Row], stages: list[Row]) -> Row:
     explained = [sum(step[name] for name in PHASES) / step["step_s"] for own in steps for step in own]
     row = job.row() | {name: fmean(median(step[name] for step in own) for own in steps) for name in PHASES}
     row |= {
-        "steps_s": [max(step["step_s"] for step in together) for together in zip(*steps, strict=True)],
+        "steps_s": wall_s(np.array([[step["step_s"] for step in own] for own in steps]).T).tolist(),
         "exposed_s": fmean(rank["exposed_s"] for rank in ranks),
         "explained_shares": [min(explained), max(explained)],
         "rank_own_s": [max(0.0, rank["traced_s"] - rank["exposed_s"]) for rank in ranks],

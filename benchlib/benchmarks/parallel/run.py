@@ -31,7 +31,7 @@ from benchlib.workloads.alpha_beta import fit_alpha_beta
 from benchlib.workloads.collective_ops import OPS, Place
 from benchlib.workloads.collective_timing import Case, Exercise, Pace, interleaved
 
-PEAK_S, COPY_S, COPY_BYTES = 0.2, 0.1, 64 << 20
+PEAK_S, COPY_S = 0.2, 0.1
 MAX_BATCH = 65536  # of a copy and micro-batch
 BROKE_S = 20.0  # between the first and the last rank that raises the same error
 ALONE = 3  # steps of the compute of a rank
@@ -83,12 +83,14 @@ def measure(rank: Rank) -> Tables:
     last = _peaks(config, here)
     # The highest of several measurements: a busy neighbour lowers a peak and nothing raises it.
     facts = {name: max(first[name], last[name]) for name in first}
+    products = devices.products_in(config.precision, here.device)
     for row in (row for row in tables["strategies"] if row["status"] == "ok"):
+        row["precision"] = products
         row |= analysis.columns(row, [item for item in tables["kernels"] if item["key"] == row["key"]])
         # A rank alone has caches and turbo to itself.
         row["peak_flops"] = row["world"] * max(facts["rank_flops"], facts["alone_flops"] * (row["world"] == 1))
     tables["scaling"] = list(analysis.points(tables["strategies"]))
-    facts |= {"precision": config.precision, "memory_bytes": limit, "learning_rate_min": config.learning_rate}
+    facts |= {"precision": products, "memory_bytes": limit, "learning_rate_min": config.learning_rate}
     facts["model_error"] = analysis.off(tables["strategies"])
     facts["why"] = {name: "not asked for, or nothing to tell it by" for name, value in facts.items() if value is None}
     return tables | {"run": [facts]}
@@ -112,13 +114,14 @@ def everywhere(error: RuntimeError, key: str, here: World) -> bool:
 
 def _peaks(config: ParallelConfig, here: World) -> Row:
     """Return what a rank reaches while all do the same, and rank 0 alone: FLOP/s, and bytes/s read plus written."""
-    (together, _), alone = peaks.all_ranks_peak(here, config.precision, PEAK_S), math.nan
+    precision, alone = devices.products_in(config.precision, here.device), math.nan
+    together, _ = peaks.all_ranks_peak(here, precision, PEAK_S)
     if here.main:
         sizes = peaks.default_sizes(here.device)
-        alone = peaks.best(peaks.matmul_peaks(here.device, config.precision, sizes=sizes, seconds=PEAK_S))
+        alone = peaks.best(peaks.matmul_peaks(here.device, precision, sizes=sizes, seconds=PEAK_S))
     barrier()
     kind = "host" if here.device.type == "cpu" else "device"
-    copies = peaks.copy_rates(kind, here.device, COPY_BYTES, COPY_S)
+    copies = peaks.copy_rates(kind, here.device, peaks.copy_size(kind, here).bytes, COPY_S)
     by_rank = all_gather_objects((alone, max(copies)))
     rates = {"rank_flops": (together or math.nan) / here.size, "alone_flops": by_rank[0][0]}
     return rates | {"copy_bytes_per_s": 1e9 * fmean(rate for _, rate in by_rank)}

@@ -91,6 +91,12 @@ class ShardedModel:
         how: dict[str, bool] = {"foreach": False} if mixed else {"fused": True}
         self.optimizer = torch.optim.AdamW(tensors, lr=job.learning_rate, **how)  # type: ignore[arg-type]
 
+    def meet(self) -> None:
+        """Wait until all ranks of the mesh have called it."""
+        for axis in self.here.mesh_dim_names if self.here else ():
+            dist.all_reduce(torch.zeros(1, device=self.device), group=self.here.get_group(axis))
+        devices.synchronize(self.device)
+
     def share(self, batch: torch.Tensor) -> torch.Tensor:
         return batch.chunk(self.job.layout.feeds)[self.feed]
 
@@ -272,7 +278,8 @@ def prove(job: Job, device: torch.device) -> dict[str, Any]:
     else:
         loss, weight, _ = _differences(replace(job, weights="fp64"), device, PROOF_STEPS)
         proof = {"loss_error": loss, "weight_error": weight, "why": {}}
-    loss, _, gradient = _differences(job, device, 2)
+    with devices.products_held("fp32", device):
+        loss, _, gradient = _differences(job, device, 2)
     return proof | {"loss_error_fp32": loss, "gradient_error": gradient}
 
 

@@ -1,133 +1,199 @@
-"""Tables of throughput as published: a row for each machine, in CSV, TSV or Markdown.
+"""What a table of throughput states, as claims. Rows of several devices are compared with the row of one such device.
 
-A column (``num_gpu``, ``nodes``) says how many devices a row is of, else a count before the row's name (``8x H200``). Rows of
-several devices are compared with the row of one such device. A heading says what its column holds, and heading or cell in which
-unit; if no heading names a rate, every column of numbers is one that no heading explains, as in tables with a column per model.
 A speed-up is compared with the row of one such device, or with the row that the table marks as its baseline.
 """
 
-import csv
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from benchlib.benchmarks.seq2seq.table import OPEN, TIMES, Column, Row, Table
+from benchlib.benchmarks.seq2seq.table import table as table_of
 from benchlib.core.errors import UserError
 from benchlib.judge.foreign.readers import Reader
-from benchlib.judge.impossible.claim import Claim, Compute, Speed, SpeedUp
+from benchlib.judge.impossible.claim import (
+    Claim,
+    Collective,
+    Compute,
+    Latency,
+    Learning,
+    Mean,
+    Quantity,
+    Requests,
+    Speed,
+    SpeedUp,
+)
 from benchlib.judge.impossible.findings import span
 from benchlib.judge.impossible.rules import RULES
-
-COUNT = re.compile(r"(?<![\w.])(\d{1,5})\s?[x×]\s?(?=[A-Za-z])", re.I)
-NUMBER = re.compile(r"~?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*(.*)")
-EMPTY = {"", "-", "–", "—", "n/a", "none"}
-ONE = r"(\(?1(\.0+)? ?[x×]?\)?)?"
-BASELINE = re.compile(rf"{ONE} ?\(?(base(line)?|ref(erence)?)\)? ?{ONE}", re.I)
-UNITS = {3600.0: "h hr hrs hour hours", 60.0: "min mins minute minutes", 1.0: "s sec secs second seconds", 1e-3: "ms"}
-SECONDS = {name: seconds for seconds, names in UNITS.items() for name in names.split()}
-TIMES = "|".join(SECONDS)
-ITEMS = r"(sample|quer(y|ie)|req(uest)?|article|document|prompt|seq(uence)?|image|img|item|tok(en)?)s?"
-PER_SECOND = r"(/|per) ?s(ec(ond)?)?"
-# What a column with this heading holds, the first that fits, and the units that may stand behind its numbers.
-RATIO = r"(x|×|times)( faster| speed-?up)?"
-PRICES = r"price|cost|[$€£]|watt|power"
-OTHERS = r"memory|batch|host|seed|\bsteps?\b(?! ?(/|per))|\bparam|epoch|\blen(gth)?\b|loss|accura|\bf1\b|score|rouge"
-TIME = rf"((full |whole )?(data ?set )?(time|duration)( ({TIMES}))?|hours|minutes|seconds)"
-KINDS = {
-    "mfu": (r"^(mfu|model flops? utili[sz]ation)\b", "%"),
-    "length": (r"^((seq(uence)?|sample) ?)?len(gth)?( tokens)?$|^tokens ?(/|per) ?(sample|seq(uence)?)$", "tok(en)?s?"),
-    "unread": (rf"{PRICES}|{OTHERS}", ""),
-    "latency": (r"latency|ttft|tpot|\bp ?\d\d\b", TIMES),
-    "rate": (rf"\b{ITEMS} ?{PER_SECOND}\b|throughput|\bqps\b", rf"({ITEMS} ?)?{PER_SECOND}|qps"),
-    "ranks": (r"^(num |n )?(gpus?|nodes|devices|ranks|workers|servers|machines)$", ""),
-    "samples_counted": (r"^samples( counted)?$", "samples"),
-    "wall_s": (rf"^(total |wall |run |projected )?{TIME}$", TIMES),
-    "speed-up": (r"^speed ?-?ups?( (x|factor|(vs|over) (the )?(baseline|single|one|1)\b.*))?$|^scaling$", RATIO),
-    "improvement": (r"^(relative )?(improvement|gain)s?( x| factor)?$", RATIO),
-    "efficiency": (r"^(scaling |parallel )?efficiency", "%"),
-}
-PER_DEVICE = re.compile(r"(/|per )(gpu|device|node|chip|accelerator|rank|worker)\b")
-
-
-class _Column(NamedTuple):
-    """What stands below a heading: a number a row in the unit of its scale, 0 if there is none: of a benchmark that was not run."""
-
-    head: str
-    kind: str
-    numbers: list[float]
-    scales: list[float]
-    words: str  # of the heading, and the unit of the cells
-    whole: bool  # every cell was read, or is empty
-    of_tokens: bool
-    per_device: bool
-
-
-class _Row(NamedTuple):
-    name: str
-    device: str  # the name without the count
-    ranks: int
-    place: int
-
-
-class _Table(NamedTuple):
-    rows: Sequence[_Row]
-    columns: Sequence[_Column]
-
-    def of(self, kind: str, row: _Row) -> list[tuple[_Column, float]]:
-        """Return the columns of a kind with the number that a row has of each, none where it has no number."""
-        columns = [column for column in self.columns if column.kind == kind and column.numbers[row.place] > 0]
-        return [(column, column.scales[row.place] * column.numbers[row.place]) for column in columns]
-
-    def baselines(self, row: _Row) -> list[_Row]:
-        """Return the other rows that are marked as baseline, the nearest above first."""
-        marked = {row for row in self.rows for _, ratio in self.of("speed-up", row) if ratio == 1} - {row}
-        return sorted(marked, key=lambda other: (other.place > row.place, -other.place))
+from benchlib.judge.references import registry
 
 
 def not_read(path: Path, text: str) -> list[str]:
     """Return the columns that no rule sees, and those of which a cell is no number."""
-    table = _table(path, text)
+    table = table_of(path, text)
     columns, marked = table.columns, any(table.baselines(row) for row in table.rows)
     kinds = {column.kind for column in columns} | {"tokens" for column in columns if column.of_tokens}
-    needs = {"wall_s": "samples_counted", "samples_counted": "wall_s", "length": "tokens"}
+    pairs = (("wall_s", "samples_counted"), ("batch", "step"), ("length", "tokens"))
+    needs = {kind: other for pair in pairs for kind, other in (pair, pair[::-1])}
     unread = {"unread", "latency", *(kind for kind, other in needs.items() if other not in kinds)}
-    unread_set = [column for column in columns if column.kind in unread and not (marked and _whole_set(column))]
-    return [column.head for column in columns if column in unread_set or not column.whole]
+    ordered = [column for group in _ordered(table).values() for column in group]
+    seen = [*ordered, *(_mean(table) if "at_once" in kinds else []), *filter(_whole_set, columns if marked else [])]
+    return [column.head for column in columns if not column.whole or (column.kind in unread and column not in seen)]
 
 
 def read(path: Path, text: str) -> list[Claim]:
-    """Return a claim for each row and column of throughput, and for the MFU of a row.
+    """Return a claim for each row and column of throughput, and for each other kind of number that a row has.
 
     ``UserError`` for a row that does not fit the header.
     """
-    table, claims = _table(path, text), list[Claim]()
+    table, claims = table_of(path, text), list[Claim]()
     for row in table.rows:
         if speedups := list(_speedups(table, row)):
             claims.append(Claim(subject=row.name, speedups=speedups))
         claims += [_claim(table, row, *rate) for rate in table.of("rate", row)]
-        shares = [Compute(mfu=share, ranks=row.ranks) for _, share in table.of("mfu", row)]
-        claims += [Claim(subject=row.name, compute=share) for share in shares]
-    if not any(claim.speed or claim.compute for claim in claims):
-        raise UserError(f"{path}: a table without a column of throughput or MFU")
+        parts: dict[str, Any] = {"learning": _scores(table, row), "requests": _under_way(table, row)}
+        parts |= {"latencies": list(_latencies(table, row)), "quantities": list(_impossible(table, row))}
+        parts |= {"averages": list(_averages(table, row))}
+        claims += [Claim(subject=row.name, **{name: part}) for name, part in parts.items() if part]
+        claims += [Claim(subject=row.name, compute=each) for each in _compute(table, row, text)]
+        claims += [Claim(subject=row.name, collective=each) for each in _collectives(table, row, text)]
+        claims += [Claim(subject=row.name, speed=each) for each in (*_efficiencies(table, row), *_steps(table, row))]
+    if all(claim.speedups for claim in claims):
+        raise UserError(
+            f"{path}: a table without a column of throughput or MFU, or of another number that can be judged"
+        )
     return claims
 
 
-def _one_device(table: _Table, row: _Row, rate: _Column) -> _Row | None:
-    """Return the fastest row of one device as those of this row, None if there is none with a rate."""
+def _compute(table: Table, row: Row, text: str) -> Iterator[Compute]:
+    """Yield the MFU of a row, and the FLOP/s of a known device against the highest dense peak of all of its forms and precisions."""
+    for _, share in table.of("mfu", row):
+        yield Compute(mfu=share, ranks=row.ranks)
+    words = set(re.findall(r"[A-Z]+\d+[A-Z]*", row.name.upper()))
+    # Of those with two chips some tables count both.
+    devices = {
+        key: device.name.upper().split() for key, device in registry().devices.items() if "die" not in device.name
+    }
+    names = [key for key, name in devices.items() if words & set(name) and not words & {"GB200", "GB300"}]
+    peak = max((each.in_kit_unit()[1] for each in registry().dense_peaks(names)), default=0.0)
+    if peak and not re.search(r"fp4|sparse|int[48]", text, re.I):
+        source = "the highest dense one of this device"
+        for _, rate in table.of("flops", row):
+            yield Compute(flops_per_s=rate, peak_flops=peak, peak_kind="claimed", peak_source=source)
+
+
+def _collectives(table: Table, row: Row, text: str) -> Iterator[Collective]:
+    """Yield the bus bandwidths that are in GB/s, as those of the operation that asks least of the links: an all-reduce."""
+    for _, rate in table.of("busbw", row) if "GB/s" in text else []:
+        yield Collective(operation="all_reduce", ranks=max(2, row.ranks), busbw_gbytes_per_s=rate)
+
+
+def _efficiencies(table: Table, row: Row) -> Iterator[Speed]:
+    """Yield the efficiencies that no rates stand beside: as such, or as the ratio to one device."""
+    sole = _sole(table, row)
+    if row.ranks == 1 or (sole and _one_device(table, row, sole)):
+        return
+    for _, share in table.of("efficiency", row):
+        yield Speed(efficiency=share, ranks=row.ranks)
+    for column, ratio in table.of("speed-up", row) if any(other.ranks == 1 for other in table.rows) else []:
+        if column.words.startswith("scaling"):
+            yield Speed(efficiency=ratio / row.ranks, ranks=row.ranks)
+
+
+def _steps(table: Table, row: Row) -> Iterator[Speed]:
+    """Yield the rate of samples with the samples of a step and its time. Beside tokens a batch may be of those."""
+    sole, batches, steps = _sole(table, row), table.of("batch", row), table.of("step", row)
+    if not sole or sole.of_tokens or any(column.kind == "length" or column.of_tokens for column in table.columns):
+        return
+    for (_, batch), (column, seconds) in itertools.product(batches, steps):
+        ends = [column.scales[row.place] * end for end in span(column.numbers[row.place], 0.99)]
+        window = {
+            "samples_counted": round(batch),
+            "samples_source": "of a step",
+            "wall_s": seconds,
+            "wall_s_span": ends,
+        }
+        yield Speed(samples_per_s=sole.numbers[row.place], ranks=row.ranks, **window)
+
+
+def _scores(table: Table, row: Row) -> Learning | None:
+    named = {"f1": "f1", "em": "exact_match", "exact match": "exact_match"}
+    scores = {
+        named.get(column.words.removesuffix(" %"), column.head): value for column, value in table.of("score", row)
+    }
+    own = {name: scores.pop(name) for name in named.values() if name in scores}
+    return Learning(**own, scores=scores) if own or scores else None
+
+
+def _latencies(table: Table, row: Row) -> Iterator[Latency]:
+    for (words, _), group in _ordered(table).items():
+        cells = {column.point: value for column, value in table.of("latency", row) if column in group}
+        ends = {name: value for name, value in cells.items() if name.endswith("_s")}
+        percentiles = {float(name): value for name, value in cells.items() if name not in ends}
+        yield Latency(name=words or "latency", percentiles_s=percentiles, **ends)
+
+
+def _ordered(table: Table) -> dict[tuple[str, float], list[Column]]:
+    """Return the columns of latencies that stand in an order, by what they time and their unit: percentiles, ends and mean."""
+    groups = dict[tuple[str, float], list[Column]]()
+    for column in table.columns:
+        if column.kind == "latency" and column.point:
+            groups.setdefault((column.of, max(column.scales)), []).append(column)
+    return {key: group for key, group in groups.items() if len(group) > 1}
+
+
+def _mean(table: Table) -> list[Column]:
+    """Return the columns of the mean time of whole requests."""
+    means = [column for column in table.columns if column.kind == "latency" and column.point == "mean_s"]
+    return [each for each in means if re.fullmatch(rf"((e2e|end to end|request) )?latency( ({TIMES}))?", each.of)]
+
+
+def _under_way(table: Table, row: Row) -> Requests | None:
+    """Return how many requests were under way at once, of each device, with their rate and their mean time."""
+    rates = [value for column, value in table.of("rate", row) if not column.of_tokens and not column.per_device]
+    means = [value for column, value in table.of("latency", row) if column in _mean(table)]
+    counts = [round(count) * row.ranks for _, count in table.of("at_once", row)]
+    if not len(rates) == len(means) == len(counts) == 1:
+        return None
+    return Requests(at_once=counts[0], completed_per_s=rates, mean_latency_s=means[0])
+
+
+def _averages(table: Table, row: Row) -> Iterator[Mean]:
+    """Yield the numbers of a row that is called an average, with those of all other rows."""
+    if not re.fullmatch(r"(the )?(average|avg|mean)s?\.?( of .*)?", row.name.strip(), re.I):
+        return
+    for column in table.columns:
+        values = [number for place, number in enumerate(column.numbers) if place != row.place]
+        stated = column.numbers[row.place]
+        if stated and len(values) > 1 and all(values) and len({*column.scales}) == 1 and column.kind != "speed-up":
+            yield Mean(name=column.head, stated=stated, values=values, weights_known=False)
+
+
+def _impossible(table: Table, row: Row) -> Iterator[Quantity]:
+    """Yield what a row states below zero, or as infinite."""
+    for column in table.columns:
+        if row.place in column.impossible:
+            yield Quantity(name=column.head, value=column.impossible[row.place])
+
+
+def _one_device(table: Table, row: Row, rate: Column) -> Row | None:
+    """Return the fastest row of one device as those of this row with the same work, None if there is none with a rate."""
     alike = [other for other in table.rows if (other.ranks, other.device) == (1, row.device) and row.ranks > 1]
+    alike = [other for other in alike if table.same_work(row, other)]
     best = max(alike, key=lambda other: rate.numbers[other.place], default=None)
     return best if best and rate.numbers[best.place] else None
 
 
-def _sole(table: _Table, row: _Row) -> _Column | None:
+def _sole(table: Table, row: Row) -> Column | None:
     """Return the column of throughput whose counts, times and ratios a row states: the only one, or that of samples beside tokens."""
     rates = [column for column, _ in table.of("rate", row) if not column.per_device]
     samples = [column for column in rates if not column.of_tokens]
     return next((columns[0] for columns in (rates, samples) if len(columns) == 1), None)
 
 
-def _claim(table: _Table, row: _Row, rate: _Column, new: float) -> Claim:
+def _claim(table: Table, row: Row, rate: Column, new: float) -> Claim:
     stated = dict[str, Any]()
     if best := _one_device(table, row, rate):
         stated |= {"one_device_samples_per_s": rate.numbers[best.place], "one_device": best.name}
@@ -150,15 +216,15 @@ def _claim(table: _Table, row: _Row, rate: _Column, new: float) -> Claim:
     return Claim(subject=f"{row.name}, {rate.head}", speed=speed)
 
 
-def _unit(rate: _Column) -> str:
+def _unit(rate: Column) -> str:
     return "tokens/s" if rate.of_tokens else "samples/s"
 
 
-def _whole_set(column: _Column) -> bool:
+def _whole_set(column: Column) -> bool:
     return column.kind == "wall_s" and bool(re.search("data ?set", column.words))
 
 
-def _speedups(table: _Table, row: _Row) -> Iterator[SpeedUp]:
+def _speedups(table: Table, row: Row) -> Iterator[SpeedUp]:
     """Yield the ratios that a row states, each with the two rates or times that it is of; without them if the table does not say.
 
     A ratio holds if a row that it may be compared with gives it: one such device, one that is marked as baseline, by ``1x`` or
@@ -177,7 +243,7 @@ def _speedups(table: _Table, row: _Row) -> Iterator[SpeedUp]:
         ratios += [each for each in others if each.new and each.old and (each.new > each.old) == (stated > 1)]
         if ratios:
             # An improvement may be that of anything in the table, a speed-up that of a time.
-            kinds = ("wall_s", "latency", *["unread"] * bool(re.search("improve|gain", column.words)))
+            kinds = ("wall_s", "latency", "step", *OPEN * bool(re.search("improve|gain", column.words)))
             ratios += _ratios(stated, [each for each in table.columns if each.kind in kinds], row, [*alone, *marked])
         elif stated != 1:
             ratios = [SpeedUp(stated=stated)]
@@ -186,80 +252,17 @@ def _speedups(table: _Table, row: _Row) -> Iterator[SpeedUp]:
         yield from held[:1] or ratios[:1]
 
 
-def _ratios(stated: float, columns: Sequence[_Column], row: _Row, bases: Sequence[_Row]) -> Iterator[SpeedUp]:
+def _ratios(stated: float, columns: Sequence[Column], row: Row, bases: Sequence[Row]) -> Iterator[SpeedUp]:
     """Yield a stated ratio with the numbers of a row and of those that it may be compared with; those of times are inverse."""
     for base, column in itertools.product(bases, columns):
         here, there = (column.scales[each.place] * column.numbers[each.place] for each in (row, base))
         if here and there:
-            unit = _unit(column) if column.kind == "rate" else "s" * (column.kind != "unread")
+            unit = _unit(column) if column.kind == "rate" else "s" * (column.kind not in OPEN)
             common = {"stated": stated, "base": base.name, "unit": unit}
-            if column.kind in ("rate", "unread"):
+            if column.kind in ("rate", *OPEN):
                 yield SpeedUp(new=here, old=there, **common)
             if column.kind != "rate":
                 yield SpeedUp(new=there, old=here, **common)
-
-
-def _table(path: Path, text: str) -> _Table:
-    header, *lines = _cells(text) or [[]]
-    if len(header) < 2 or not lines:
-        raise UserError(f"{path}: not a throughput table; expected a header and rows of machines")
-    for number, cells in enumerate(lines, 2):
-        if len(cells) != len(header):
-            size = f"{len(cells)} columns where the header has {len(header)}"
-            raise UserError(f"{path}, row {number}: {size}; the file may be cut, or holds a second table")
-    words = [" ".join(re.sub(r"[()\[\],:_]", " ", head.lower()).split()) for head in header]
-    kinds = [next((kind for kind, (form, _) in KINDS.items() if re.search(form, each)), "") for each in words]
-    other = "unread" if {"rate", "mfu"} & set(kinds) else "rate"
-    columns = [
-        _column(head, each, kind or other, list(cells))
-        for head, each, kind, cells in zip(header, words, kinds, zip(*lines, strict=True), strict=True)
-    ]
-    # Beside a price an improvement may be that of the rate for it.
-    kind = "unread" if any(any(each.numbers) and re.search(PRICES, each.words) for each in columns[1:]) else "speed-up"
-    columns = [each._replace(kind=kind) if each.kind == "improvement" else each for each in columns]
-    counts = next((column for column in columns if column.kind == "ranks" and all(column.numbers)), None)
-    rows = list[_Row]()
-    for place, (name, *_) in enumerate(lines):
-        count, device = COUNT.search(name), " ".join(COUNT.sub("", name).split())
-        ranks = int(counts.numbers[place]) if counts else int(count[1]) if count else 1
-        # Where the rows are named by their number of devices, all are of one machine.
-        rows.append(_Row(name, "" if counts is columns[0] else device, max(1, ranks), place))
-    return _Table(rows, [column for column in columns[1:] if column is not counts])
-
-
-def _column(head: str, words: str, kind: str, cells: list[str]) -> _Column:
-    numbers, units, whole = list[float](), list[str](), True
-    ratio = kind in ("speed-up", "improvement")
-    for place, cell in enumerate(cells):
-        match = NUMBER.fullmatch(cell.partition("±")[0].strip())
-        unit = match[2].strip().lower() if match else ""
-        good = match and re.fullmatch(f"({KINDS[kind][1]})?", unit) and (unit or kind != "improvement")
-        # The first row is the baseline of the others if it has no ratio.
-        marked = ratio and (BASELINE.fullmatch(cell) or (not place and cell.lower() in EMPTY))
-        numbers.append(1.0 if marked else float(match[1].replace(",", "")) if match and good else 0.0)
-        units.append(unit if good else "")
-        whole &= bool(good or marked) or cell.lower() in EMPTY
-    if len({"tok" in unit for unit in units if unit}) > 1:  # tokens in one row, samples in another
-        numbers, whole = [0.0 for _ in cells], False
-    scale = 1.0
-    if kind in ("wall_s", "latency"):
-        scale = next((SECONDS[word] for word in words.split() if word in SECONDS), 1.0)
-    elif kind in ("efficiency", "mfu") and (any("%" in text for text in (head, *cells)) or max(numbers) > 2):
-        scale = 0.01
-    words = " ".join([words, *dict.fromkeys(filter(None, units))])
-    of_tokens = kind == "rate" and "tok" in words
-    scales = [SECONDS.get(unit, scale) for unit in units]
-    return _Column(head, kind, numbers, scales, words, whole, of_tokens, bool(PER_DEVICE.search(words)))
-
-
-def _cells(text: str) -> list[list[str]]:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if any(line.startswith("|") for line in lines):
-        parts = [[cell.strip(" *`") for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-        return [cells for cells in parts if not all(re.fullmatch(r":?-+:?", cell) for cell in cells)]
-    lines = [line for line in lines if not line.startswith("#")]
-    delimiter = "\t" if lines and "\t" in lines[0] else ","
-    return [[cell.strip() for cell in cells] for cells in csv.reader(lines, delimiter=delimiter)]
 
 
 def _sniff(path: Path, text: str) -> bool:

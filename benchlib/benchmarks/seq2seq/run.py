@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import truediv
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from benchlib.core.events import keep_alive
 from benchlib.runtime import devices
 from benchlib.runtime.group import all_gather_objects, barrier
 from benchlib.runtime.measurement import Rank, Tables
-from benchlib.runtime.steps import Columns, agree, comm_device
+from benchlib.runtime.steps import Columns, agree, comm_device, wall_s
 from benchlib.workloads import training
 from benchlib.workloads.encdec import ENGINES, Plain
 from benchlib.workloads.largest import Trial, free_bytes, largest_batch, tried
@@ -218,7 +218,8 @@ def measure(rank: Rank) -> Tables:
     """Compare the engines, train one of them and measure the disk."""
     config, world, events = rank.config, rank.world, rank.events
     precision = devices.mixed_precision(world.device) if config.amp else "fp32"
-    first = training.peak(rank, precision)
+    products = devices.products_in(precision, world.device)
+    first = training.peak(rank, products)
     batch, batches, searched = _batch(rank)
 
     events.emit("phase", name="model")
@@ -234,7 +235,7 @@ def measure(rank: Rank) -> Tables:
     compared = compare(task, engines)
     del engines
     gc.collect()
-    plan = planned(task, median(compared[trainer.name]["step_s"]))
+    plan = planned(task, fmean(compared[trainer.name]["step_s"]))
     samples, warm = plan.samples // config.passes, config.warmup_epochs
 
     events.emit("phase", name="data")
@@ -253,7 +254,7 @@ def measure(rank: Rank) -> Tables:
     disk = skipped if unmeasured else _disk(replace(task, source=probe), trained, warm * per_epoch)
     trained.tables = {"epochs": _epochs(trained, trainer, per_epoch, warm), "batches": batches, "disk": [disk]}
     trained.tables["engines"] = _engines(config, compared, uncompiled)
-    tables = training.rows(trained, rank, precision, first, warm=warm * per_epoch)
+    tables = training.rows(trained, rank, products, first, warm=warm * per_epoch)
     vocabulary, scope = config.vocabulary, config.scope(samples)
     floor = entropy(vocabulary) if vocabulary <= MAX_ENTROPY else math.log(vocabulary) + math.log(2) - 1
     identity: Row = {"data_dir": "a disk" if config.data_dir else ""}
@@ -370,7 +371,7 @@ def _unmeasured(config: Seq2seqConfig, sample_bytes: int) -> str:
 def _disk(task: Task, trained: Trained, warm: int) -> Row:
     """Read the shards raw, with their checksums and by the loaders of all ranks.
 
-    ``compute_s`` is a step without its waiting for data, after the first ``warm`` steps.
+    ``compute_s`` is the mean step without its waiting for data, after the first ``warm`` steps.
     """
     rank, source = task.rank, task.source
     assert isinstance(source, Shards)
@@ -383,7 +384,7 @@ def _disk(task: Task, trained: Trained, warm: int) -> Row:
     return {
         **{f"{kind}_mb_per_s": [sum(parts) / 1e6 for parts in rounds] for kind, rounds in total.items()},
         "sample_bytes": source.pairs.sample_bytes,
-        "compute_s": float(np.median((steady["step_s"] - steady["data_s"]).max(axis=1))),
+        "compute_s": float(wall_s(steady["step_s"] - steady["data_s"]).mean()),
     }
 
 
@@ -407,6 +408,7 @@ def _engines(config: Seq2seqConfig, compared: dict[str, Row], uncompiled: str) -
     plain, tuned = rows
     if len(compared) > 1:
         tuned["ratios"] = list(map(truediv, plain["step_s"], tuned["step_s"]))
+        tuned["why"] = {name: reason for name, reason in tuned["why"].items() if name != "ratios"}
     if not uncompiled and "tuned" in compared:
         tuned["compile_s"] = max(0.0, first_s["tuned"] - median(tuned["step_s"]))
     return rows

@@ -34,7 +34,7 @@ from benchlib.core.machine import cpu_model
 from benchlib.runtime import devices
 from benchlib.runtime.group import all_gather_objects, barrier
 from benchlib.runtime.measurement import Tables
-from benchlib.runtime.steps import Columns
+from benchlib.runtime.steps import Columns, wall_s
 from benchlib.workloads.features import MicroBatch
 from benchlib.workloads.training import Row, Trained, compute_time
 
@@ -320,7 +320,7 @@ class Balance:
         """Return the tables shares, splits and balance: what each rank got and took, the splits, what the last one gained."""
         split, columns = self.splits[-1], Columns(trained.table)
         own, samples, tokens = compute_time(columns), columns["samples"], columns["padded_tokens"]
-        step_s, expected = columns["step_s"].max(axis=1), split.expected(samples, tokens)
+        step_s, expected = wall_s(columns["step_s"]), split.expected(samples, tokens)
         last = samples.sum(axis=1) == self.task.config.global_batch
         last[: max(split.from_step, trained.first)] = False
         few = f"{int(last.sum())} whole steps under the last split, {WINDOW} are needed"

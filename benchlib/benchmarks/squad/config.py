@@ -84,7 +84,9 @@ class SquadConfig(BaseConfig):
         None, ge=0, le=100, description="F1 of the stand-in on generated questions"
     )
     reference_f1: float | None = Field(None, ge=0, le=100, description="published F1 to compare with")
-    target_loss: float | None = Field(None, gt=0, description="limit of the final loss on the whole of SQuAD v1.1")
+    target_loss: float | None = Field(
+        None, gt=0, description="final loss to compare with on the whole of SQuAD v1.1; informs"
+    )
     target_allreduce_gbps: float | None = Field(None, gt=0, description="bus bandwidth of the gradients, in Gbps")
     target_samples_per_s: float | None = Field(None, gt=0, description="training throughput over all ranks")
     target_minutes: float | None = Field(

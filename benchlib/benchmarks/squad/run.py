@@ -58,7 +58,8 @@ def measure(rank: Rank) -> Tables:
 
     devices.require_precision(config.precision, world.device)
     task = Task(rank, loaded, train_features, len(eval_features.input_ids))
-    first = training.peak(rank, config.precision)
+    precision = devices.products_in(config.precision, world.device)
+    first = training.peak(rank, precision)
     events.emit("phase", name="warmup")
     trained = engine(config.engine)(task)
     exchange = _exchange(rank, trained.bucket_bytes) if world.size > 1 else None
@@ -74,9 +75,11 @@ def measure(rank: Rank) -> Tables:
     if exchange:
         exchange = exchange.followed_by(_exchange(rank, trained.bucket_bytes))
     warm = min(WARMUP_STEPS, (len(trained.table) - trained.first) // 4)
-    tables = training.rows(trained, rank, config.precision, first, warm)
+    tables = training.rows(trained, rank, precision, first, warm)
     if not world.main:
         return tables
+    if loaded.flops.reason:
+        tables["steps"][0]["why"] |= dict.fromkeys(("flops", "mfu"), loaded.flops.reason)
     # Last, and loaded before the clock starts: the import of evaluate counts neither as memory of the training nor as time.
     metric = metrics.load("squad_v1")
     began = Moment.now()

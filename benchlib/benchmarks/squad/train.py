@@ -230,7 +230,7 @@ class Native(Work):
     def cost(self, batch: MicroBatch, weight: float) -> Cost:
         rows, length = batch.shape
         counts = (rows, batch.tokens, rows * length) if weight else (0, 0, 0)
-        return *counts, self.task.loaded.train_flops(rows, length)
+        return *counts, self.task.loaded.flops.of(rows, length)
 
     def trial(self, number: int) -> None:
         """Do the forward and backward pass of the step ``typical()[number]`` and leave the weights alone."""

@@ -49,10 +49,10 @@ def train(task: Task) -> Trained:
         trainer.recorder = recorder
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
-        train_s = recorder.began.since()
+        trained = Trained(plan, recorder.rates, recorder.began, recorder.log.table).end(rank.world)
         trainer.accelerator.free_memory()
     recorder.gather()
-    trained = Trained(plan, recorder.rates, recorder.began, table=recorder.log.table, train_s=train_s)
+    trained.table = recorder.log.table
     groups = buckets(model.parameters(), config.bucket_cap_mb)
     trained.bucket_bytes = [sum(parameter.nbytes for parameter in group) for group in groups]
     trained.checksums = [compare_ranks(model, rank.world, rank.events, math.ceil(config.epochs))]
@@ -147,7 +147,7 @@ class Recorder(transformers.TrainerCallback):
         """Add a micro-batch of so many ``tokens``; its ``loss`` is the rank's mean, already divided by the accumulation."""
         rows, length = inputs["input_ids"].shape
         self._loss = self._loss + loss.detach() / self.task.rank.world.size
-        flops = self.task.loaded.train_flops(rows, length)
+        flops = self.task.loaded.flops.of(rows, length)
         self._counts += (rows, tokens, rows * length, flops)
 
     def gather(self) -> None:

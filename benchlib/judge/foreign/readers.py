@@ -8,11 +8,11 @@ from pydantic import BaseModel, ValidationError
 
 from benchlib.benchmarks import loadable, of_run
 from benchlib.core.errors import UserError, explained
-from benchlib.core.files import read_bytes, read_json
+from benchlib.core.files import read_json, read_text
 from benchlib.core.run_folder import file_faults
 from benchlib.core.text import counted, shortened
 from benchlib.judge.baselines import Baseline, config_of
-from benchlib.judge.impossible.claim import Claim, ClaimFile
+from benchlib.judge.impossible.claim import Claim, ClaimFile, Quantity
 from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.impossible.rules import Judgement, judge_claims
 from benchlib.results.run import Result, Run
@@ -114,24 +114,36 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
         raise UserError(f"{path}: {UNKNOWN}")
     try:
         claims = reader.read(path, reader.model.model_validate(content) if reader.model else content)
+    except ValidationError as error:
+        if reader is not CLAIM or not (claims := _below_zero(error)):
+            raise _invalid(path, reader, error) from None
     except UserError:
         raise
-    except (ValueError, OverflowError) as error:  # of the models, or of a number with thousands of digits
-        reason = explained(error, reader.model) if isinstance(error, ValidationError) else f"a number: {error}"
-        raise UserError(f"{path}: {reader.what} with an invalid value ({reason})") from None
+    except (ValueError, OverflowError) as error:  # such as a number with thousands of digits
+        raise _invalid(path, reader, error) from None
     if not claims:
         raise UserError(f"{path}: {reader.what} without a single result; the file may be cut")
     return name, claims
 
 
+def _invalid(path: Path, reader: Reader, error: Exception) -> UserError:
+    reason = explained(error, reader.model) if isinstance(error, ValidationError) else f"a number: {error}"
+    return UserError(f"{path}: {reader.what} with an invalid value ({reason})")
+
+
+def _below_zero(error: ValidationError) -> list[Claim]:
+    """Return what a claim file states below zero, where nothing else is wrong with it: such a file is impossible, not invalid."""
+    faults = error.errors(include_url=False)
+    if any(not item["type"].startswith("greater_than") or item["input"] >= 0 for item in faults):
+        return []
+    return [Claim(quantities=[Quantity(name=".".join(map(str, item["loc"])), value=item["input"])]) for item in faults]
+
+
 def _text(path: Path) -> str:
-    data = read_bytes(path)
-    if not data.strip():
+    text = read_text(path)
+    if not text.strip():
         raise UserError(f"{path}: the file is empty")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not text (byte {error.start} is not UTF-8)") from None
+    return text
 
 
 def judged(path: Path) -> dict[str, Any]:
@@ -143,6 +155,7 @@ def judged(path: Path) -> dict[str, Any]:
     except UserError as error:
         return {"file": str(path), "exit_code": UNREADABLE, "error": str(error)}
     failed = [judgement.rule.name for judgement in judgements if judgement.failures]
+    rare = [f"{judgement.rule.name} ({text})" for judgement in judgements for text in judgement.suspicious]
     applied = sum(judgement.status != "SKIPPED" for judgement in judgements)
     of, rules = counted(len(claims), "statement"), counted(applied, "rule")
     invalid = [claim for claim in claims if claim.verdict and not claim.verdict.valid]
@@ -159,11 +172,12 @@ def judged(path: Path) -> dict[str, Any]:
         unmet = ", ".join(claim.verdict.unmet if claim.verdict else []) or "not stated"
         sentence = f"INVALID, so that it is no result: {subject} (not satisfied: {unmet}). {sentence}"
     skipped = [f"{judgement.rule.name} ({text})" for judgement in judgements for text in judgement.skipped]
+    sentence += f" Suspicious: {shortened(rare)}." if rare else ""
     sentence += f" Not checked: {shortened(skipped)}." if skipped else ""
     sentence += f" Not read: {', '.join(unread)}." if unread else ""
     findings = [
         {"rule": item.rule.name, "catches": item.rule.catches, "status": item.status, "finding": _finding(item)}
-        | {"passed": item.passed, "failures": item.failures, "skipped": item.skipped}
+        | {"passed": item.passed, "failures": item.failures, "suspicious": item.suspicious, "skipped": item.skipped}
         for item in sorted(judgements, key=lambda item: item.status)
     ]
     document = {"file": str(path), "format": name, "exit_code": code, "sentence": sentence, "not_read": unread}
@@ -171,8 +185,8 @@ def judged(path: Path) -> dict[str, Any]:
 
 
 def _finding(item: Judgement) -> str:
-    if item.failures:
-        more = f"and {len(item.failures) - MAX_REASONS:,} more (--json lists all)"
-        return "\n".join([*item.failures[:MAX_REASONS], *[more] * (len(item.failures) > MAX_REASONS)])
+    if wrong := item.failures or item.suspicious:
+        more = f"and {len(wrong) - MAX_REASONS:,} more (--json lists all)"
+        return "\n".join([*wrong[:MAX_REASONS], *[more] * (len(wrong) > MAX_REASONS)])
     first, count = (item.example, item.passed) if item.passed else (item.skipped[0], len(item.skipped))
     return first + (f" (and {count - 1:,} more)" if count > 1 else "")

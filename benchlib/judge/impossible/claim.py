@@ -56,6 +56,7 @@ class Speed(Part):
     tokens_padded: bool = _of("padding is in the rate of tokens; false: not known", True)
     one_device_samples_per_s: Above0 | None = _of("rate of the same work on one device")
     one_device: str = _of("source of the rate of one device", "")
+    efficiency: Rate | None = _of("rate over that of one device times the devices: 0.9 is 90%")
 
 
 class Compute(Part):
@@ -70,8 +71,13 @@ class Compute(Part):
     peak_kind: Literal["measured", "claimed", ""] = _of("measured, or claimed by the vendor", "")
     peak_precision: str = _of("precision of the peak", "")
     peak_source: str = _of("how the peak was measured, or who claims it", "")
-    parameters: Above0 | None = _of("parameters of the matrix products")
-    work: Literal["training", "inference"] = _of("6 or 2 operations per parameter and token", "training")
+    parameters: Above0 | None = _of("parameters of the matrix products, of which a token takes part in all")
+    work: Literal["training", "inference"] = _of(
+        "6 (4 for an adapter) or 2 operations per parameter and token", "training"
+    )
+    layers: Positive | None = _of("layers with attention")
+    hidden: Positive | None = _of("width of a layer")
+    sequence_length: Positive | None = _of("tokens that a token attends to, padding included")
     tokens_per_s: Above0 | None = _of("tokens processed, padding included")
 
 
@@ -84,6 +90,7 @@ class Learning(Part):
     loss_last: float | None = _of("smoothed, at the end")
     f1: float | None = _of("from 0 to 100")
     exact_match: float | None = _of("from 0 to 100")
+    scores: dict[str, float] = _of("other scores by name, from 0 to 100", {})
 
 
 class Collective(Part):
@@ -131,17 +138,21 @@ class Requests(Part):
     in_latency: Count | None = _of("requests whose times make up the latencies")
     logged_errors: Count | None = _of("errors in the log of the load generator")
     due_per_s: Rate | None = _of("requests per second that the load generator scheduled")
+    asked_per_s: Rate | None = _of("requests per second that the load generator was asked to send")
     completed_per_s: list[Rate] = _of("requests answered per second, each time that this is stated", [])
     tokens_per_s: list[Rate] = _of("tokens answered per second, each time that this is stated", [])
+    at_once: Positive | None = _of("most requests that are under way at once")
+    mean_latency_s: Above0 | None = _of("mean time of a request, in s")
 
 
 class Limit(Part):
-    """A limit of time that a program calls satisfied."""
+    """A limit of time: of a constraint that a program calls satisfied, or by another time of the same run."""
 
     name: str = _of("what is limited", ...)
     value_s: float = _of("a time, in s", ...)
     limit_s: float = _of("most that it may be, in s", ...)
     at_least: bool = _of("the limit is the least that it may be", False)
+    wrong: str = _of("what is wrong if the limit is not met", "it is called satisfied")
 
 
 class Verdict(Part):
@@ -161,12 +172,26 @@ class SpeedUp(Part):
     unit: str = _of("unit of the rates or times", "")
 
 
+class Mean(Part):
+    """A mean that is stated beside all values that it is of; of one value it is the same number, stated twice."""
+
+    name: str = _of("what it is", ...)
+    stated: float = _of("the mean as stated", ...)
+    values: list[float] = _of("all of the values", ..., min_length=1)
+    weights_known: bool = _of("it is the arithmetic mean; false: another mean, or a weighted one, may be meant", True)
+    unit: str = _of("unit of the mean and the values", "")
+
+
 class Quantity(Part):
     """Any value that cannot be negative. ``value`` is null where it was not a finite number."""
 
     name: str = _of("what it is", ...)
-    value: float | None = _of("in its unit; null where it was not a finite number", ...)
+    value: float | None = _of("in its unit, of several the least; null where it was not a finite number", ...)
     unit: str = _of("unit of the value", "")
+    stated: float | None = _of("the value that stands for several")
+    most: Above0 | None = _of("most that is physically possible")
+    least: Above0 | None = _of("least that is physically possible")
+    ceiling_source: str = _of("why no more or no less is possible", "")
 
 
 class Claim(Part):
@@ -182,6 +207,7 @@ class Claim(Part):
     verdict: Verdict | None = _of("what a program calls its own run")
     limits: list[Limit] = _of("limits that a program calls satisfied", [])
     speedups: list[SpeedUp] = _of("stated ratios of two runs", [])
+    averages: list[Mean] = _of("means with the values that they are of", [])
     quantities: list[Quantity] = _of("any other value that cannot be negative", [])
 
     @classmethod

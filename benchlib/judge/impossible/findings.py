@@ -9,7 +9,7 @@ from benchlib.core.text import quantity, with_unit
 from benchlib.judge.impossible.claim import Claim
 
 PEAK_SLACK = 1.05  # a peak is itself measured: a value may exceed it by noise, not by more
-SCALING_SLACK = 1.05  # n devices do not do more than n times the work of one, but for noise
+SCALING_SLACK = 1.05  # n devices do n times the work of one, and more by noise alone
 RATE_SLACK = 0.05  # between a stated rate and counts over time: the ends of a window are seldom sharp
 MAX_ROUNDING = 0.03  # of a value that was written with few digits
 ROUNDING = 2e-4  # of values that follow from each other exactly, beside the rounding of each for print
@@ -17,9 +17,9 @@ ROUNDING = 2e-4  # of values that follow from each other exactly, beside the rou
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule says. ``value`` and ``limit`` are those of the check that it may become."""
+    """What a rule says; AMBIGUOUS is rare, not impossible. ``value`` and ``limit`` are those of the check that it may become."""
 
-    status: Literal["PASS", "FAIL", "SKIPPED"]
+    status: Literal["PASS", "FAIL", "AMBIGUOUS", "SKIPPED"]
     reason: str
     value: float | None = None
     unit: str = ""
@@ -72,6 +72,11 @@ def finding(
     """Return PASS or FAIL with the reason; a FAIL adds ``wrong`` to it."""
     text = reason if holds or not wrong else f"{reason}: {wrong}"
     return Finding("PASS" if holds else "FAIL", text, value, unit, limit)
+
+
+def suspicious(reason: str, why: str, *, value: float | None = None, unit: str = "", limit: str = "") -> Finding:
+    """Return a finding on what is rare but can be, with what would explain it."""
+    return Finding("AMBIGUOUS", f"{reason}: suspicious, {why}", value, unit, limit)
 
 
 def none_wrong(wrong: Sequence[str], good: str, why: str = "", about: str = "") -> Finding:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from benchlib.benchmarks import of_run
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import explained
+from benchlib.judge.impossible.ceilings import FLOP, ceiling, least_parameters
 from benchlib.judge.impossible.claim import Claim, Quantity
 from benchlib.judge.numbers import InvalidNumber, within
 from benchlib.results.run import Result, Run
@@ -49,10 +50,37 @@ class Numbers:
         return iter(self.claims)
 
     def _quantities(self) -> Iterator[Quantity]:
-        """Yield each metric by its least sample: one below zero may be hidden behind the median."""
+        """Yield each metric by its least sample, since one below zero may be hidden behind the median, and with its physical ceiling."""
         for metric in self.result.metrics:
             if metric.value is not None or metric.provenance in ("measured", "derived"):
                 values = [metric.stored, *self.samples.get(metric.name, metric.samples)]
                 numbers = [value for value in values if value is not None and within(value)]
                 least = min(numbers) if len(numbers) == len(values) else None
-                yield Quantity(name=metric.name, unit=metric.unit, value=least)
+                yield self._bounded(Quantity(name=metric.name, unit=metric.unit, value=least, stated=metric.value))
+                if metric.unit == "tokens/s" and metric.value and self._parameters:
+                    name = f"{metric.name} x 2 FLOP x {self._parameters / 1e9:g} billion parameters"
+                    flops = 2 * self._parameters * metric.value
+                    yield self._bounded(Quantity(name=name, unit=FLOP, value=flops, stated=flops))
+
+    def _bounded(self, value: Quantity) -> Quantity:
+        served = len(getattr(self.config, "workers", ()))
+        ranks = max(1, self.result.world_size)
+        if served and value.unit == FLOP:
+            kind, devices = "server", served
+        elif self.result.backend == "cpu":
+            kind, devices = "processors", self.config.nnodes if self.config else ranks
+        else:
+            kind, devices = "accelerator", ranks
+        precision = str(self.result.facts.get("precision") or getattr(self.config, "precision", ""))
+        bound = ceiling(value.name, value.unit, kind, devices, precision)
+        if bound is None or value.stated is None:
+            return value
+        return value.model_copy(update={"most": bound.most, "least": bound.least, "ceiling_source": bound.why})
+
+    @functools.cached_property
+    def _parameters(self) -> float:
+        """The fewest parameters of the models that the run names; 0 where no name says it."""
+        config = self.config
+        named = [row["model"] for row in self.result.tables.get("workers", []) if isinstance(row.get("model"), str)]
+        asked = getattr(config, "model", "")
+        return 0.0 if getattr(config, "shrink", 1) > 1 else least_parameters(named or [str(asked)])

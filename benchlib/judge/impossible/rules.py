@@ -14,6 +14,7 @@ from typing import Any
 
 from benchlib.core.definitions import BUS_FACTORS, algbw_gbps
 from benchlib.core.text import quantity
+from benchlib.judge.impossible.ceilings import below_ceiling as below_ceiling
 from benchlib.judge.impossible.claim import Claim, Collective, Compute, Speed
 from benchlib.judge.impossible.findings import (
     PEAK_SLACK,
@@ -29,6 +30,7 @@ from benchlib.judge.impossible.findings import (
     none_wrong,
     rule,
     span,
+    suspicious,
 )
 from benchlib.judge.references import vendor_peak
 
@@ -38,6 +40,7 @@ GB = "GB/s"
 BITS = 8
 MIN_TRANSFER_S = 1e-8  # 3 m of light; a store from one core to another takes longer
 MAX_BYTES_PER_S = 10e12  # algbw; B200 and MI355X claim 8e12 for their memory
+MAX_LINK = 1800.0  # GB/s of a device one way: half of the 3.6 TB/s that NVIDIA claims for NVLink 6, twice NVLink 5
 DECIMALS = 0.0051  # GB/s: small bandwidths are printed with two decimals
 PRINTED = 2e-3  # beside the rounding: nccl-tests derives both bandwidths from one time, others round in between
 SWITCHED = ("NVLS", "COLLNET", "SHARP")  # algorithms of NCCL in which a switch adds
@@ -90,13 +93,18 @@ def wire_rate(it: Collective) -> float:
     return min(busbw, busbw / BUS_FACTORS["all_reduce"](ranks) * (ranks + 1) / ranks)
 
 
-@rule("collective", "busbw below the links", "operation busbw_gbytes_per_s bound_gbytes_per_s")
-def busbw_bound(it: Any) -> Finding:
-    """A bus bandwidth above what the links carry."""
-    wire, most = wire_rate(it), it.bound_gbytes_per_s * PEAK_SLACK
-    source = f" ({it.bound_source})" if it.bound_source else ""
+@rule("collective", "busbw below the links", "operation busbw_gbytes_per_s")
+def busbw_bound(it: Any) -> Finding | None:
+    """A bus bandwidth above what the links carry, or any link that is built."""
+    bound, source = (
+        it.bound_gbytes_per_s or MAX_LINK,
+        it.bound_source or "no link is faster" * (not it.bound_gbytes_per_s),
+    )
+    wire, most, source = wire_rate(it), bound * PEAK_SLACK, f" ({source})" if source else ""
+    if it.bound_gbytes_per_s is None and (wire <= most or it.ranks == 1):
+        return None
     reason = f"busbw {figure(it.busbw_gbytes_per_s, GB)}, at least {figure(wire, GB)} on the wire; "
-    reason += f"at most {figure(it.bound_gbytes_per_s, GB)} can be moved{source}"
+    reason += f"at most {figure(bound, GB)} can be moved{source}"
     wrong = "the operation was timed before it had ended, or the size is not what was moved"
     return finding(wire <= most, reason, wrong=wrong, value=wire, unit=GB, limit=f"<= {figure(most, GB)}")
 
@@ -110,7 +118,9 @@ def right_results(it: Any) -> Finding:
 
 # Serving.
 
+OVER_TARGET = 2.0  # times the rate that was asked for: a few queries may happen to be sent that fast
 EQUAL = 1e-9  # share by which two percentiles may be out of order
+MOST = 0.8
 
 
 @rule("latencies", "no time below zero")
@@ -132,7 +142,7 @@ def tokens_take_time(it: Any) -> Finding | None:
 
 @rule("latencies", "percentiles in order")
 def percentiles_in_order(it: Any) -> Finding | None:
-    """Percentiles that fall or are none, a mean outside the ends."""
+    """Percentiles that fall or are none, a mean outside the ends or too low for them."""
     # minimum <= p50 <= p90 <= … <= maximum, and the mean lies between the ends.
     chains = [[name for name in it.stated if name != "mean"], ["minimum", "mean", "maximum"]]
     pairs = [
@@ -148,6 +158,13 @@ def percentiles_in_order(it: Any) -> Finding | None:
         for (low, first), (high, second) in pairs
         if first - second > EQUAL * abs(second)
     ]
+    # Of times above zero the share above a percentile alone gives a part of the mean; MOST allows for how percentiles are taken.
+    if it.mean_s is not None and not wrong and min(it.stated.values()) >= 0:
+        wrong += [
+            f"mean {it.mean_s:.6g} s, of which the times from p{key:g} on are at least {(1 - key / 100) * value:.6g} s"
+            for key, value in it.percentiles_s.items()
+            if it.mean_s < MOST * (1 - key / 100) * value
+        ]
     stated = ", ".join(f"{name} {value:.4g} s" for name, value in it.stated.items())
     return none_wrong(wrong, f"{stated}, in order", about=f"{it.name}: ")
 
@@ -174,6 +191,15 @@ def no_errors_logged(it: Any) -> Finding:
     return finding(not it.logged_errors, f"{it.logged_errors:,} errors in the log", wrong=wrong)
 
 
+@rule("requests", "requests under way", "completed_per_s at_once mean_latency_s")
+def requests_under_way(it: Any) -> Finding:
+    """More requests under way than the stated number, by Little's law."""
+    rate, latency = min(it.completed_per_s), it.mean_latency_s
+    by = f"{figure(rate)} requests/s of {figure(latency, 's')} each are {figure(rate * latency)} at once"
+    good = span(rate)[0] * span(latency)[0] <= it.at_once * (1 + RATE_SLACK)
+    return finding(good, by, wrong=f"{it.at_once:,} are stated", value=rate * latency, limit=f"<= {it.at_once}")
+
+
 @rule("requests", "rates of requests", "completed_per_s")
 def rates_of_requests(it: Any) -> Finding | None:
     """More requests answered than were sent, a rate that is stated twice and differs."""
@@ -186,17 +212,19 @@ def rates_of_requests(it: Any) -> Finding | None:
     ]
     if due is not None and span(max(rates))[0] > span(due)[1]:
         wrong.append(f"{figure(max(rates))} requests/s answered of {figure(due)} sent")
+    if it.asked_per_s and span(max([*rates, due or 0.0]))[0] > OVER_TARGET * it.asked_per_s:
+        wrong.append(f"{figure(max([*rates, due or 0.0]))} requests/s sent, {figure(it.asked_per_s)} were asked for")
     stated = len(rates) + len(it.tokens_per_s) + (due is not None)
     return none_wrong(wrong, f"{stated} rates, none contradicts another") if stated > 1 else None
 
 
 @rule("limits", "limits met")
 def limits_met(it: Any) -> Finding:
-    """A constraint called satisfied that its number misses."""
+    """A constraint called satisfied that its number misses, a part that takes longer than its whole."""
     good = it.value_s >= it.limit_s if it.at_least else it.value_s <= it.limit_s
     word = "least" if it.at_least else "most"
     reason = f"{it.name} {figure(it.value_s, 's')}, at {word} {figure(it.limit_s, 's')}"
-    return finding(good, reason, wrong="it is called satisfied")
+    return finding(good, reason, wrong=it.wrong)
 
 
 @rule("verdict", "valid verdict")
@@ -225,6 +253,20 @@ def speed_up(it: Any) -> Finding:
     return follows(it.stated, it.new / it.old, by, "×", ends, RATIO_SLACK, absolute=half)
 
 
+@rule("averages", "average of its rows")
+def average_of_rows(it: Any) -> Finding:
+    """An average that its rows do not give, a headline that its row does not."""
+    ends = [statistics.fmean(end) for end in zip(*map(span, it.values), strict=True)]
+    by = f"the {'value of its row' if len(it.values) == 1 else f'mean of {len(it.values):,} values'} ({it.name})"
+    absolute = DECIMALS * (it.unit == GB)
+    found = follows(it.stated, statistics.fmean(it.values), by, it.unit, ends, PRINTED, absolute=absolute)
+    if found.status == "FAIL" and not it.weights_known and min(it.values) <= it.stated <= max(it.values):
+        return suspicious(
+            found.reason, "only weights or another kind of mean explain it", value=it.stated, unit=it.unit
+        )
+    return found
+
+
 @rule("quantities", "possible values")
 def possible_value(it: Any) -> Finding:
     """Values that are not finite or below zero."""
@@ -240,6 +282,9 @@ def possible_value(it: Any) -> Finding:
 FLOP = "FLOP/s"
 FLOPS_SLACK = 0.1  # between FLOP/s and tokens × parameters: embeddings are counted or not
 CONVERGED = 0.05  # share of the loss by which a training that had converged before may end above its start
+SUPERLINEAR = 1.5  # times n: caches, states that no longer spill or larger batches explain less than that
+ADAPTER = 4 / 6  # of the operations of a training are left where the parameters are frozen, all but an adapter
+RECOMPUTED = 4 / 3  # times the operations of a training where the forward pass is computed again
 MAX_ATTENTION = 2.0  # times the FLOPs of the matrix products with weights: longer sequences than that are not common
 
 
@@ -312,9 +357,16 @@ def tokens_and_samples(it: Any) -> Finding:
     return found
 
 
-@rule("speed", "scaling", "samples_per_s one_device_samples_per_s ranks")
-def scaling(it: Any) -> Finding:
-    """More than n times the rate of one device on n devices."""
+@rule("speed", "scaling", "ranks")
+def scaling(it: Any) -> Finding | None:
+    """Far more than n times the rate of one device on n devices; a little more is suspicious."""
+    if it.samples_per_s is None or it.one_device_samples_per_s is None:
+        stated = it.efficiency
+        return (
+            None
+            if stated is None
+            else _efficiency(f"an efficiency of {stated:.2f} stated for {it.ranks} devices", stated, span(stated)[0])
+        )
     total, alone = it.samples_per_s * (it.ranks if it.stands_for == "one rank" else 1), it.one_device_samples_per_s
     efficiency = total / alone / it.ranks
     reason = (
@@ -322,9 +374,16 @@ def scaling(it: Any) -> Finding:
         f"{f' ({it.one_device})' if it.one_device else ''}, an efficiency of {efficiency:.2f}"
     )
     # The stated rates are rounded: only what no rounding explains is impossible.
-    least = span(total)[0] / span(alone)[1] / it.ranks
-    wrong = f"{it.ranks} devices cannot do more than {it.ranks} times the work of one"
-    return finding(least <= SCALING_SLACK, reason, wrong=wrong, value=efficiency, limit=f"<= {SCALING_SLACK}")
+    return _efficiency(reason, efficiency, span(total)[0] / span(alone)[1] / it.ranks)
+
+
+def _efficiency(reason: str, efficiency: float, least: float) -> Finding:
+    """Judge an efficiency, of which rounding leaves at least ``least``."""
+    if SCALING_SLACK < least <= SUPERLINEAR:
+        why = "n devices do more than n times the work of one only by caches, memory that no longer spills or larger batches"
+        return suspicious(reason, why, value=efficiency, limit=f"<= {SCALING_SLACK}")
+    wrong = f"n devices cannot do more than {SUPERLINEAR} n times the work of one"
+    return finding(least <= SCALING_SLACK, reason, wrong=wrong, value=efficiency, limit=f"<= {SUPERLINEAR}")
 
 
 def _token_rate(it: Compute) -> tuple[float, str]:
@@ -362,25 +421,47 @@ def below_peak(it: Any) -> Finding | None:
     if not peaks:
         return Finding("SKIPPED", f"{reason}: no peak of {it.device or 'this device'} is known")
     peak, name = min(peaks)
+    # Where only an adapter is trained, fewer operations suffice.
+    least = ADAPTER * rate if how and it.work == "training" else rate
     if stated > dense[0] * PEAK_SLACK > 0:
-        rate, reason = stated, f"{source} of {figure(stated, FLOP)} is above {name} of {figure(peak, FLOP)}"
+        rate = least = stated
+        reason = f"{source} of {figure(stated, FLOP)} is above {name} of {figure(peak, FLOP)}"
     else:
         reason += f" are {rate / peak:.1%} of {name} of {figure(peak, FLOP)}"
     most = peak * PEAK_SLACK
-    limit, wrong = f"<= {figure(most, FLOP)}", "no device exceeds its peak"
-    return finding(rate <= most, reason, wrong=wrong, value=rate, unit=FLOP, limit=limit)
+    limit = f"<= {figure(most, FLOP)}"
+    if least <= most < rate:
+        why = "it is possible only if nearly all parameters are frozen (4 operations each)"
+        return suspicious(reason, why, value=rate, unit=FLOP, limit=limit)
+    return finding(rate <= most, reason, wrong="no device exceeds its peak", value=rate, unit=FLOP, limit=limit)
 
 
 @rule("compute", "operations of tokens", "tokens_per_s parameters")
 def flops_of_tokens(it: Any) -> Finding | None:
     """FLOP/s or MFU that tokens and parameters do not give."""
-    # At least those of tokens × parameters (4 each where only an adapter is trained), and with attention at most twice as many.
+    # At least those of tokens × parameters. Attention adds 12 × layers × width × length a token (PaLM, appendix B), a third of the
+    # rest where it is inference; a forward pass that is computed again adds a third. Without layers, width and length there is no end.
     counted, how = _token_rate(it)
     peak = _dense_peak(it)[0] or it.peak_flops
     stated = it.mfu * peak if it.flops_per_s is None and it.mfu is not None and peak else it.flops_per_s
-    least = 4 / 6 if it.work == "training" else 1.0
-    ends = [counted * least * (1 - FLOPS_SLACK), counted * MAX_ATTENTION * (1 + FLOPS_SLACK)]
-    return None if stated is None else follows(stated, counted, how, FLOP, ends, 0.0)
+    if stated is None:
+        return None
+    training, shape = it.work == "training", (it.layers, it.hidden, it.sequence_length)
+    least, most = (
+        counted * (ADAPTER if training else 1.0) * (1 - FLOPS_SLACK),
+        counted * MAX_ATTENTION * (1 + FLOPS_SLACK),
+    )
+    if None not in shape:
+        attention = (12 if training else 4) * math.prod(shape) * it.tokens_per_s
+        how = f"{how} and {figure(attention, FLOP)} of attention"
+        counted += attention
+        most = counted * (RECOMPUTED if training else 1.0) * (1 + FLOPS_SLACK)
+    elif stated > most:
+        why = "state layers, hidden and sequence_length: only attention over long sequences takes so many"
+        return suspicious(
+            f"{figure(stated, FLOP)} stated, {figure(counted, FLOP)} by {how}", why, value=stated, unit=FLOP
+        )
+    return follows(stated, counted, how, FLOP, [least, most], 0.0)
 
 
 @rule("compute", "share of the peak", "mfu")
@@ -434,7 +515,8 @@ def loss_falls(it: Any) -> Finding:
 @rule("learning", "possible scores")
 def possible_scores(it: Any) -> Finding | None:
     """Scores outside their bounds."""
-    scores = [(name, value) for name, value in (("F1", it.f1), ("exact match", it.exact_match)) if value is not None]
+    named = {"F1": it.f1, "exact match": it.exact_match} | it.scores
+    scores = [(name, value) for name, value in named.items() if value is not None]
     wrong = [f"{name} = {value:.2f} is not within 0 and 100" for name, value in scores if not 0 <= value <= 100]
     if it.f1 is not None and it.exact_match is not None and it.exact_match > it.f1 + 1e-9:
         wrong.append(f"exact match {it.exact_match:.2f} above F1 {it.f1:.2f}")
@@ -447,17 +529,19 @@ def possible_scores(it: Any) -> Finding | None:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What one rule says of all claims. ``failures`` and ``skipped`` are sentences with their subject."""
+    """What one rule says of all claims. ``failures``, ``suspicious`` and ``skipped`` are sentences with their subject."""
 
     rule: Rule
     passed: int
     failures: tuple[str, ...]
+    suspicious: tuple[str, ...]
     skipped: tuple[str, ...]
     example: str  # the reason of the last claim that passed: of a sweep, the largest size
 
     @property
     def status(self) -> str:
-        return "FAIL" if self.failures else "PASS" if self.passed else "SKIPPED"
+        kinds = {"FAIL": self.failures, "AMBIGUOUS": self.suspicious, "PASS": self.passed}
+        return next((status for status, found in kinds.items() if found), "SKIPPED")
 
 
 def ask(rule: str, claims: Iterable[Claim]) -> list[tuple[str, Finding]]:
@@ -469,13 +553,13 @@ def judge_claims(claims: Iterable[Claim]) -> list[Judgement]:
     """Apply every rule to every claim; rules that no claim states anything for are left out."""
     judgements = []
     for each in RULES.values():
-        said: dict[str, list[str]] = {"PASS": [], "FAIL": [], "SKIPPED": []}
+        said: dict[str, list[str]] = {"PASS": [], "FAIL": [], "AMBIGUOUS": [], "SKIPPED": []}
         answers = ask(each.name, claims)
         # The gravest failure comes first, where findings have a value.
         answers.sort(key=lambda pair: -abs(pair[1].value or 0.0) * (pair[1].status == "FAIL"))
         for subject, what in answers:
             said[what.status].append(f"{subject}: {what.reason}" if subject else what.reason)
-        passed, failed, skipped = map(tuple, said.values())
+        passed, failed, rare, skipped = map(tuple, said.values())
         if answers:
-            judgements.append(Judgement(each, len(passed), failed, skipped, "".join(passed[-1:])))
+            judgements.append(Judgement(each, len(passed), failed, rare, skipped, "".join(passed[-1:])))
     return judgements

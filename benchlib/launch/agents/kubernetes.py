@@ -157,7 +157,9 @@ class Agent:
         """Run kubectl and return what it prints. Raises ``Failed`` with its message."""
         command = [*self.options.kubectl, *words]
         try:
-            done = subprocess.run(command, input=stdin, timeout=QUERY_S, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                command, input=stdin, timeout=QUERY_S, capture_output=True, text=True, errors="replace", check=False
+            )
         except subprocess.TimeoutExpired:
             raise Failed(f"kubectl {words[0]} did not answer within {QUERY_S:.0f} s") from None
         if done.returncode:

@@ -36,7 +36,12 @@ class Submitted:
         self._id_read = threading.Event()
         # In a session of its own: what ends this agent must not end the command before it has printed the id.
         self.process = subprocess.Popen(
-            options.command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True
+            options.command,
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            start_new_session=True,
         )
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -74,7 +79,9 @@ class Submitted:
     def _call(self, words: str) -> str:
         command = [word.replace("{id}", self.identity) for word in shlex.split(words)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=CANCEL_S, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=CANCEL_S, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             print(f"{shlex.join(command)}: {error}", file=sys.stderr, flush=True)
             return ""

@@ -69,7 +69,7 @@ class SquadV1(evaluate.Metric):
 
     def compute_files(self, *, predictions: Path | str, references: Path | str, **options: Any) -> Any:
         """Score a file {id: text}, as the official script reads it, against a data set in the SQuAD v1.1 JSON format."""
-        texts, articles = (json.loads(Path(path).read_text(encoding="utf-8")) for path in (predictions, references))
+        texts, articles = (json.loads(Path(path).read_text(encoding="utf-8-sig")) for path in (predictions, references))
         paragraphs = [paragraph for article in articles["data"] for paragraph in article["paragraphs"]]
         return self.compute(
             predictions=[{"id": name, "prediction_text": text} for name, text in texts.items()],

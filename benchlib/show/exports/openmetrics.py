@@ -24,9 +24,9 @@ GAUGES = {
     "run_readable": (OF_RUN, "0 where a part of the run is damaged."),
     "run_start_time_seconds": (OF_RUN, "Unix time of the run's start."),
     "run_duration_seconds": (OF_RUN, "Wall time."),
-    "metric_value": (OF_METRIC, "A metric: its median, in the unit of the label."),
-    "metric_low": (OF_METRIC, "Lower end of the 95% interval of the median."),
-    "metric_high": (OF_METRIC, "Upper end of the 95% interval of the median."),
+    "metric_value": (OF_METRIC, "A metric: the number that its samples make, in the unit of the label."),
+    "metric_low": (OF_METRIC, "Lower end of its 95% interval."),
+    "metric_high": (OF_METRIC, "Upper end of its 95% interval."),
     "metric_samples": (OF_METRIC, "Samples that the metric rests on."),
 }
 

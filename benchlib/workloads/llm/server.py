@@ -35,7 +35,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError, Validation
 
 from benchlib.config.addresses import TOKEN
 from benchlib.core.errors import BackendUnavailable, RunBroken, UserError, explained
-from benchlib.core.files import write_text
+from benchlib.core.files import read_text, write_text
 from benchlib.core.machine import usable_cores
 from benchlib.launch.diagnosis import EXIT_SKIPPED
 from benchlib.launch.processes import THREAD_VARIABLES, die_with_parent
@@ -318,7 +318,7 @@ def main(text: str) -> int:
             die_with_parent(os.getppid())
         if "step_ms" in values:
             values["step_s"] = 1e-3 * values.pop("step_ms")
-        token = Path(file).read_text() if (file := values.get("token_file")) else os.environ.get(TOKEN, "")
+        token = read_text(file) if (file := values.get("token_file")) else os.environ.get(TOKEN, "")
         options = Options(**values, token=token.strip())
         check_place(options.host, options.token)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -394,7 +394,7 @@ class Pool:
         while not announce.exists():
             code, took_s = self.processes[index].poll(), time.monotonic() - self._began[index]
             if code is not None or took_s > self.start_s:
-                words = self._file(index, "log").read_text(errors="replace").strip()[-LAST:] or "no output"
+                words = self._file(index, "log").read_text("utf-8", "replace").strip()[-LAST:] or "no output"
                 if code == EXIT_SKIPPED:
                     raise BackendUnavailable(words)
                 how = f"was not ready within {self.start_s:g} s" if code is None else f"ended with exit code {code}"

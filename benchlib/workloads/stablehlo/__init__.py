@@ -6,6 +6,7 @@ lowerings.py   the table: ATen operation -> StableHLO, one function each
 convert.py     the graph, operation by operation, through the table; what is unknown is listed first
 manifest.py    what each argument is: name, role, shape, type; files and their check
 pjrt.py        XLA through PJRT: the one file that calls jax.extend's semi-public functions
-mlir.py        parser, type checker, inspector and interpreter of the text, without torch
+mlir.py        parser, type checker and interpreter of the text, without torch
+inspection.py  what a program consists of, counted in its text
 runtimes.py    executors of a .mlir file: XLA, IREE, the reference interpreter
 """

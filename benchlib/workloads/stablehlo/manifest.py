@@ -14,7 +14,7 @@ import torch
 from pydantic.dataclasses import dataclass
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import read_bytes, read_object, write_json, write_text
+from benchlib.core.files import read_object, read_text, write_json, write_text
 from benchlib.workloads.stablehlo.emit import element_of, fits, type_of
 
 
@@ -49,7 +49,7 @@ def _beside(path: Path) -> Path:
 
 def read(path: Path) -> tuple[str, Manifest]:
     """Read a .mlir file and its manifest; raises ``UserError`` where one is missing."""
-    return read_bytes(path).decode(), Manifest(**read_object(_beside(path), {}))
+    return read_text(path), Manifest(**read_object(_beside(path), {}))
 
 
 def array(tensor: torch.Tensor, item: Item) -> np.ndarray:

@@ -17,6 +17,7 @@ import torch
 
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.workloads.stablehlo import manifest, mlir
+from benchlib.workloads.stablehlo.inspection import inspect
 from benchlib.workloads.stablehlo.manifest import Item, Manifest
 from benchlib.workloads.stablehlo.pjrt import Xla
 
@@ -72,16 +73,17 @@ class Interpreter:
     """StableHLO's reference interpreter: what the specification says, a million times slower than a compiler."""
 
     def __init__(self, text: str, program: Manifest, platform: str = "cpu") -> None:
-        inspection = mlir.inspect(text)
-        flops = inspection.dot_flops
-        if calls := inspection.operations["custom_call"]:  # the interpreter would end the whole process
+        inspected = inspect(text)
+        flops = inspected.dot_flops
+        if calls := inspected.operations["custom_call"]:  # the interpreter would end the whole process
             refused = (
                 f"{program.name} has {calls} custom_call, which StableHLO's reference interpreter does not compute"
             )
             raise UserError(f"{refused}: convert the model with plain operations")
-        if flops > MAX_INTERPRETED:
+        if flops is None or flops > MAX_INTERPRETED:
             most = f"the interpreter is for {MAX_INTERPRETED:,} at most: use a smaller input"
-            raise UserError(f"{program.name} has {flops:,} FLOPs of dots, and {most}")
+            many = "an unknown number of" if flops is None else f"{flops:,}"
+            raise UserError(f"{program.name} has {many} FLOPs of dots, and {most}")
         self.manifest, self.compile_s, self._module = program, 0.0, mlir.parse(text)
         self.description = {"runtime": f"StableHLO reference interpreter of jaxlib {metadata.version('jaxlib')}"}
 

@@ -58,6 +58,11 @@ def test_exchanges_by_hand():
     states = 8 * 16 * 8 * 4
     assert stated("data") == [Message("all_reduce", "data", 4 * COUNT, 1)]
     assert [message.bytes for message in stated("sharded")] == [8 * COUNT, 4 * COUNT]
+    # A stage of a pipeline gathers its weights for each of eight micro-batches, and once for the way back.
+    job = work("sharded_pipeline", schedule="1f1b", micro_batches=8, batch=64)
+    gathered, cut = (message for message in estimate.messages(job) if message.axis == "shard")
+    weights, parts = 4 * estimate.rank_parameters(job), job.layers + 1
+    assert (gathered[2:], cut[2:]) == ((9 * weights, 9 * parts), (weights, parts))
     assert stated("hybrid_sharded") == [*stated("sharded"), Message("all_reduce", "data", 2 * COUNT, 5)]
     assert [message.bytes for message in stated("tensor")] == [(4 * 4 + 2) * states, 8 * 16 * 100 * 4]
     # Ring of 4: 6 hops of 2 us each, and 1.5 times the bytes at 1 GB/s.

@@ -2,9 +2,10 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from benchlib.benchmarks.parallel import analysis
+from benchlib.benchmarks.parallel import analysis, measure
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.shapes import MODELS, Job, Layout
 from benchlib.benchmarks.parallel.spec import SPEC, main
@@ -137,6 +138,33 @@ def test_efficiency_with_its_interval_and_the_model_beside_it(kind):
     assert [(point["kind"], point["world"]) for point in (first, second)] == [(kind, 1), (kind, 2)]
     assert (first["efficiency"], first["low"], first["high"]) == (1, 1, 1) and "predicted" not in first
     assert second["efficiency"] == pytest.approx(64 / 80)
-    # Steps of 0.98 to 1.02 medians: the worse ends of both are at most so far apart.
+    # Steps of 0.98 to 1.02 times 0.1 s: the worse ends of both are at most so far apart.
     assert 0.8 * 0.98 / 1.02 <= second["low"] < 0.8 < second["high"] <= 0.8 * 1.02 / 0.98
     assert second["predicted"] == pytest.approx(8 / 0.11 / 80) and second["error"] == pytest.approx(0.125 / 0.11 - 1)
+
+
+def test_a_rate_is_all_samples_over_all_time_and_so_is_the_utilisation():
+    """Four steps of 8 samples in 1 + 1 + 1 + 5 s."""
+    stalled = {**row(), "steps_s": [1.0, 1.0, 1.0, 5.0]}
+    rows, peak = run_of([stalled]), stalled["peak_flops"]
+    values = {name: main[name].number(stalled, rows) for name in ("samples_per_s", "mfu", "steps_s")}
+    assert values == pytest.approx({"samples_per_s": 32 / 8, "mfu": 4 * stalled["flops"] / 8 / peak, "steps_s": 1.0})
+
+
+def test_all_steps_of_the_single_device_are_the_base_of_the_scaling():
+    """Eight samples in 0.2 s, and measured again in 0.3 s: 32 samples/s."""
+    single, again = row("single", 0.2, world=1, data=1), row("single", 0.3, world=1, data=1, scaling="strong", key="s")
+    first, second = analysis.points([single, again, row("data", 0.125)])
+    assert (first["samples_per_s"], second["efficiency"]) == pytest.approx((32, 64 / (2 * 32)))
+
+
+def test_steps_of_ranks_that_end_at_different_times_add_up_to_the_wall_time():
+    ends = np.arange(1, 101)[:, None] + np.random.default_rng(0).normal(0.0, 0.005, (100, 8))
+    phases = dict.fromkeys(measure.PHASES, 0.25)
+    ranks = [
+        {"times": [{"step_s": step_s, **phases} for step_s in np.diff(own, prepend=0.0)], "losses": [1.0]}
+        | {"exposed_s": 0.0, "traced_s": 1.0, "peak": 1.0, "held": {}}
+        for own in ends.T
+    ]
+    steps_s = measure._row(Job(MODELS["tiny"], "data", Layout(data=8)), ranks, [])["steps_s"]
+    assert (len(steps_s), sum(steps_s)) == (100, pytest.approx(ends[-1].max()))

@@ -184,8 +184,18 @@ def edited(rows, table, index, **values):
 
 COLD = {"page_cache": "cold"}
 CUT = {"epoch_share": 0.5, "planned_steps": 8, "cut_by": "budget"}
+# The last step of an epoch has 150 samples: 5 standard deviations of the mean of its tokens, each of which has 1, are allowed.
+SHORT = {
+    "token_entropy": 9.0,
+    "samples_per_epoch": 1320,
+    "global_batch": 1170,
+    "epoch_tokens": 64 * 1320,
+    "steps_per_epoch": 2,
+}
 CASES = [  # those of any training: tests/unit/judge/test_planted_numbers.py
     ("loss above entropy", "FAIL", "run", 0, {"lowest_loss": 8.3}),
+    ("loss above entropy", "PASS", "run", 0, SHORT | {"lowest_loss": 9 - 4.9 / math.sqrt(150 * 64)}),
+    ("loss above entropy", "FAIL", "run", 0, SHORT | {"lowest_loss": 9 - 5.1 / math.sqrt(150 * 64)}),
     ("engines agree", "FAIL", "engines", 1, {"loss": [9.1556, 9.1573, 9.1464]}),
     ("engines agree", "FAIL", "engines", 1, {"loss": []}),
     ("engines agree", "SKIPPED", "engines", 1, {"loss": None, "status": "skipped", "reason": "engine = plain"}),
@@ -206,10 +216,14 @@ def test_each_check_can_fail(smoke, judged_rows, name, word, table, index, value
 
 @pytest.mark.parametrize(
     ("step_s", "whole_s"),
-    [([0.02, 2.0] * 4, 1.01), ([1.0, 1.1, 1.0, 0.9, 1.0, 4.0, 1.0, 1.0], 1.0)],  # a slow disk with read-ahead; a hiccup
+    [
+        ([0.02, 2.0] * 4, 1.01),
+        ([1.0, 1.1, 1.0, 0.9, 1.0, 4.0, 1.0, 1.0], 1.375),
+    ],  # a slow disk with read-ahead; a hiccup
 )
-def test_steps_in_bursts_have_the_rate_of_them_all(step_s, whole_s):
-    row = {"step_s": step_s, "samples": [32] * 8, "flops": [1e9] * 8}
+def test_steps_have_the_rate_of_them_all(step_s, whole_s):
+    same = ("tokens", "padded_tokens")
+    row = {"step_s": step_s, "samples": [32] * 8, "flops": [1e9] * 8, **dict.fromkeys(same, [64] * 8)}
     rows = Rows(None, 1, {"steps": [row], "run": [{"peak_flops": 1e10}]})
     assert spec.counted_steps["samples_per_s"].number(row, rows) == pytest.approx(32 / whole_s)
     assert spec.counted_steps["mfu"].number(row, rows) == pytest.approx(0.1 / whole_s)

@@ -125,6 +125,36 @@ def test_list_names_everything(call):
     assert f"at most {duration(budget_s(read_params('tiers', 'quick')))}" in " ".join(output.split())
 
 
+def test_the_budget_of_a_tier_counts_the_default_of_what_it_sets_none_for():
+    """60 s of a config, 120 s of a section; what is no part of the tier does not count."""
+    assert budget_s({"squad": None, "machine": {"budget_s": 120}}) == 180
+    assert budget_s({"all": {"budget_s": 30}, "squad": {"epochs": 2}, "machine": {"budget_s": 120}}) == 150
+
+
+CLAIM = {
+    "claim_version": 1,
+    "source": "here",
+    "claims": [
+        {
+            "subject": "a \u2013 b \u00d7",
+            "speed": {"samples_per_s": 19667, "ranks": 8, "features": 88641, "epochs": 2, "wall_s": 24.08},
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("ascii", "a ? b ?"), ("latin-1", "a ? b \u00d7"), ("utf-8", "a \u2013 b \u00d7")]
+)
+def test_what_the_encoding_of_a_pipe_lacks_shows_as_a_question_mark(tmp_path, encoding, shown):
+    """In a table and in an error; the file begins with a mark of the byte order."""
+    path = tmp_path / "claim.json"
+    path.write_text(json.dumps(CLAIM, ensure_ascii=False), encoding="utf-8-sig")
+    for code, *words in ((1, path), (2, "a \u2013 b \u00d7")):
+        answer = CliRunner(charset=encoding).invoke(main, ["judge", *map(str, words)])
+        assert (answer.exit_code, shown in answer.output_bytes.decode(encoding)) == (code, True), answer.output
+
+
 def test_an_unexpected_error_is_one_sentence_with_a_file_and_exit_code_2(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("benchlib.commands.judge.judged", None)

@@ -193,3 +193,10 @@ def test_durations_and_shares_are_read_as_people_write_them(benchmark, name, tex
 def test_other_units_are_refused_with_the_name_of_the_parameter(name, text):
     with pytest.raises(UserError, match=f"{name} = '{text}'"):
         resolve("squad", "smoke", "cpu", {name: text})
+
+
+def test_a_slow_down_on_purpose_gets_the_time_that_it_takes():
+    """Else the run that should show a FAIL of the gate is ended at its limit on a slow machine."""
+    config = squad(budget_s=60, startup_timeout_s=120, planted_slowdown=3)
+    assert (config.allowed_s, config.hard_limit_s) == (240, 600)
+    assert squad(budget_s=60, startup_timeout_s=120).hard_limit_s == 240

@@ -9,7 +9,7 @@ import pytest
 
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, EventWriter, read_events
-from benchlib.core.files import atomic_path, read_json, read_yaml, write_json
+from benchlib.core.files import atomic_path, read_json, read_text, read_yaml, write_json
 
 
 def write_and_fail(path, error):
@@ -39,7 +39,8 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
         (None, "no such file"),
         ("/dev/zero", "found a pipe or a device"),
         ("folder", "is a directory"),
-        (b"\xff\xfe", "not valid"),
+        (b"\xfd\xfe", "not valid|not text"),
+        (b"\xff\xfe{", "not valid|not text"),  # the mark of UTF-16 and half a character
         (b'{"a": ', "not valid"),
     ],
 )
@@ -54,6 +55,15 @@ def test_what_is_no_file_of_values_is_refused_in_one_line(tmp_path, read, conten
     with pytest.raises(UserError, match=reason) as caught:
         read(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_mark_of_the_byte_order_is_no_part_of_a_file(tmp_path, encoding):
+    """Notepad writes one before UTF-8, a shell of Windows that redirects output one before UTF-16."""
+    path = tmp_path / "own"
+    path.write_text('{"a": "\u00d7"}', encoding=encoding)
+    assert read_json(path) == read_yaml(path) == {"a": "\u00d7"}
+    assert read_text(path) == '{"a": "\u00d7"}'
 
 
 @pytest.mark.parametrize(

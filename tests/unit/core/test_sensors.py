@@ -100,14 +100,19 @@ def test_what_is_missing_is_a_reason_and_not_a_value(monkeypatch, backend, libra
 
 
 def test_processor_energy_adds_packages_and_survives_a_wrap(tmp_path):
-    for name in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0"):  # the last is a part of package 0
+    """A part of package 0 and the platform, which contains the packages, are not added to them."""
+    zones = {"0": "package-0", "1": "package-1", "0:0": "core", "2": "psys"}
+    for number, zone in zones.items():
+        name = f"intel-rapl:{number}"
         (tmp_path / name).mkdir()
+        (tmp_path / name / "name").write_text(f"{zone}\n")
         (tmp_path / name / "energy_uj").write_text("9000000")
         (tmp_path / name / "max_energy_range_uj").write_text("10000000")
     package = [processor(tmp_path)]
     assert together(package, "")["energy_j"] == 0
     (tmp_path / "intel-rapl:0/energy_uj").write_text("9500000")
     (tmp_path / "intel-rapl:1/energy_uj").write_text("500000")
+    (tmp_path / "intel-rapl:2/energy_uj").write_text("9900000")
     time.sleep(0.02)
     values = together(package, "")
     assert values["energy_j"] == pytest.approx(0.5 + 1.5)

@@ -1,6 +1,7 @@
 """Baselines: what may be accepted, what is comparable, what is told when it is not."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -11,7 +12,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import PACKAGE, write_json
 from benchlib.judge import baselines
 from benchlib.judge.checks import Verdict, save_verdict
-from benchlib.judge.regression import RegressionLimit, save_repeats
+from benchlib.judge.regression import LEVEL, RegressionLimit, save_repeats
 from benchlib.results.metrics import measured
 from benchlib.results.record import load
 from benchlib.results.run import Result, Run, save_result
@@ -77,6 +78,7 @@ def watched(run, own, others):
 def test_a_single_accepted_run_decides_less_where_others_take_the_processors(make_run, own, others, status, source):
     """A loss of 35% on two cores. With 70% taken a run is 1 / (1 - 0.7) times slower: a third of ln 3.33 is 0.401."""
     old, new = (watched(make_run(name, rate=rate), own, others) for name, rate in (("old", 100.0), ("new", 65.0)))
+    assert (load(new.path).sensed, load(make_run("alone").path).sensed) == (True, False)
     baselines.accept(old, "first", LIMITS)
     check = checks_of(new)["rate"]
     assert check.status == status and source in check.source
@@ -154,6 +156,60 @@ def test_if_improved_replaces_by_what_is_better_and_finds_a_run_no_worse_than_it
     assert baselines.stored()[0][0].latest.metric("rate").value == pytest.approx(201.0)
 
 
+def without(name):
+    def change(record):
+        record["result"]["metrics"] = [metric for metric in record["result"]["metrics"] if metric["name"] != name]
+
+    return change
+
+
+def metric(**values):
+    return lambda record: record["result"]["metrics"][0].update(values)
+
+
+LOST = {  # what happens to the last of two accepted runs, and what is said of it
+    "null": (metric(value=None), "rate of b is missing"),
+    "NaN": (metric(value="NaN"), "rate of b is nan"),
+    "infinity": (metric(value="-Infinity"), "rate of b is -inf"),
+    "bare NaN": (metric(value=math.nan), "not valid JSON"),
+    "a text": (metric(value="fast"), "not a baseline"),
+    "no value": (lambda record: record["result"]["metrics"][0].pop("value"), "not a baseline"),
+    "an end of the interval": (metric(ci_low="NaN"), "rate of b is nan"),
+    "another name": (metric(name="rates"), "b has samples of rate without the metric"),
+    "a metric": (without("rate"), "b has samples of rate without the metric"),
+    "all metrics": (lambda record: record["result"].update(metrics=[]), "b has no metrics"),
+    "the result": (lambda record: record.pop("result"), "b has no metrics"),
+    "a null result": (lambda record: record.update(result=None), "b has no metrics"),
+    "null samples": (lambda record: record["samples"].update(rate=[None]), "not a baseline"),
+    "NaN samples": (lambda record: record["samples"].update(rate=["NaN"]), "a sample of rate of b is not finite"),
+    "the fingerprint": (lambda record: record.pop("fingerprint"), "its name is not the key of its fingerprints"),
+    "a factor": (lambda record: record["fingerprint"].update(cpu="?"), "its name is not the key of its fingerprints"),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_a_baseline_that_lost_a_number_is_damaged_and_not_absent(make_run, case):
+    change, words = LOST[case]
+    runs = [make_run("a"), make_run("b")]
+    path = baselines.accept(runs, "night", LIMITS)
+    run, content = make_run("new"), json.loads(path.read_text())
+    assert baselines.find(run).baseline
+    change(content["runs"][1])
+    path.write_text(json.dumps(content))
+    assert words in baselines.find(run).refused
+    with pytest.raises(UserError, match="refused"):
+        baselines.accept(run, "one more", LIMITS, add=True)
+
+
+def test_a_baseline_of_which_all_runs_lost_a_metric_is_damaged(make_run):
+    path = baselines.accept(make_run("a"), "first", LIMITS)
+    content = json.loads(path.read_text())
+    without("rate")(content["runs"][0])
+    content["runs"][0].pop("samples")
+    path.write_text(json.dumps(content))
+    assert "rate has a limit, and no run has it" in baselines.find(make_run("new")).refused
+
+
 # The spread between runs
 
 
@@ -190,14 +246,20 @@ def test_stored_runs_of_the_same_kind_tell_the_spread_accepted_or_not(make_run, 
     day = "store/smoke-20261120/squad-cpu"
     (tmp_path / "store" / "smoke-20261120").mkdir(parents=True)
     rates = (100.0, 101.0, 99.0, 100.5, 60.0, 99.5)
-    first, *_ = [make_run(f"{day}-10000{number}-abcdef", rate=rate) for number, rate in enumerate(rates)]
+    speeds = [measured("speed", [rate, rate / 2] * 20, "samples/s", "higher", average="harmonic") for rate in rates]
+    first, *_ = [
+        make_run(f"{day}-10000{number}-abcdef", rate=rate, more=[speeds[number]]) for number, rate in enumerate(rates)
+    ]
     make_run(f"{day}-200000-abcdef", rate=50.0, batch_size=4)
     make_run(f"{day}-200001-abcdef", rate=50.0, planted_slowdown=0.5)
     run = make_run(f"{day}-300000-abcdef")
     make_run(f"{day}-400000-abcdef", rate=10.0)
-    spread = baselines.known_spreads(load(run.path), LIMITS, None, [load(run.path).kept(LIMITS)])["rate"]
-    assert spread.source == "6 stored runs"
-    assert 0.004 < spread.s < 0.015
+    limits = [*LIMITS, RegressionLimit(metric="speed", share=0.2)]
+    spreads = baselines.known_spreads(load(run.path), limits, None, [load(run.path).kept(LIMITS)])
+    assert spreads.keys() == {"rate", "f1", "speed", f"speed{LEVEL}"}
+    for name in ("rate", "speed", f"speed{LEVEL}"):
+        assert spreads[name].source == "6 stored runs"
+        assert 0.004 < spreads[name].s < 0.015
     baselines.accept(first, "first", LIMITS)
     assert "from 5 stored runs, default" in checks_of(run)["rate"].source
 

@@ -7,7 +7,8 @@ from series import record
 
 from benchlib.judge import baselines
 from benchlib.judge.calibration import Calibration, load_calibration, save_calibration
-from benchlib.judge.regression import RegressionLimit
+from benchlib.judge.regression import LEVEL, RegressionLimit
+from benchlib.results.metrics import measured
 
 LIMIT = RegressionLimit(metric="rate", share=0.10)
 
@@ -31,6 +32,20 @@ def test_the_counts_are_those_of_the_gate():
     ratio, judged = result.slowed[0.25]
     assert (ratio, judged.total()) == (pytest.approx(math.sqrt(80 * 79) / math.exp(mean)), 2)
     assert result.effect > 0.10  # no loss within the limit is a regression
+
+
+def test_a_throughput_has_a_spread_of_its_undisturbed_level():
+    """Of each run the first half stalls, by another factor: levels are alike to 1%, throughputs are not."""
+    runs = []
+    for level, stall in ((99.0, 2.0), (100.0, 4.0), (101.0, 8.0)):
+        rate = measured("rate", [level / stall] * 20 + [level] * 20, "samples/s", "higher", average="harmonic")
+        run = record(1.0)
+        run.result.metrics[:] = [rate]
+        runs.append(run.model_copy(update={"samples": {"rate": rate.samples}}))
+    known = calibration(*runs)
+    assert known.spread("rate").s > 0.3
+    assert known.spread(f"rate{LEVEL}").s == pytest.approx(math.log(1.01) * math.sqrt(2 / 3), rel=0.05)
+    assert known.calibrated["rate"].effect < 0.4
 
 
 def test_an_alarm_among_unchanged_runs_is_counted_once_a_run_in_however_many_metrics():

@@ -4,9 +4,11 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from make_collectives import MIB, result, row, tables
+from make_collectives import MIB, result, row, stored, tables
 
 from benchlib.benchmarks.collectives.foreign import read as series
+from benchlib.benchmarks.collectives.run import _here
+from benchlib.benchmarks.collectives.spec import SPEC
 from benchlib.core.definitions import BUS_FACTORS
 from benchlib.core.errors import UserError
 from benchlib.judge.foreign.readers import read_claims
@@ -48,6 +50,35 @@ def test_files_that_cannot_stand_beside_a_run_are_told_before_it_starts(tmp_path
         plan("collectives", "smoke", "cpu", {"nccl_tests": str(path)}, probe={})
 
 
+def test_a_ratio_to_nccl_tests_is_of_the_same_placement_and_of_times_that_show_the_network(tmp_path):
+    data, claimed = tables(8), {"ranks": 8, "wrong_elements": 0, "algbw_gbps": 8.0, "source": "nccl.txt"}
+    for place, size, time_us in (
+        ("out of place", MIB, 199.0),
+        ("out of place", 64 * MIB, 2e5),
+        ("in place", 64 * MIB, 2e5),
+        ("out of place", 7, 1e3),
+    ):
+        stated = {
+            "operation": "all_reduce",
+            "placement": place,
+            "bytes": size,
+            "time_us": time_us,
+            "busbw_gbps": 9.0,
+            "why": {},
+        }
+        data["nccl_tests"].append(stated | claimed | _here(stated, data["series"], 8))
+    table = SPEC.frames(stored(tmp_path / "run", data, 8))["Results of nccl-tests beside it"]()
+    # 60 us and 18 Gbps of the bus: 64 MiB × 1.75 take 52,261 us, of which 17.98 Gbps are left, twice what is claimed.
+    assert [row["here / claimed"] for row in table] == ["–", "2", "–", "–"]
+    assert [row["why"].get("ratio", "") for row in data["nccl_tests"]] == [
+        "an operation takes less than 200 us",
+        "",
+        "",
+        "",
+    ]
+    assert [row["why"].get("here_gbps", "")[:8] for row in data["nccl_tests"]] == ["", "", "measured", "not meas"]
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_is_written_as_nccl_tests_is_read_back(tmp_path, record, ranks):
     data = tables(ranks)
@@ -55,6 +86,7 @@ def test_what_is_written_as_nccl_tests_is_read_back(tmp_path, record, ranks):
     data["series"] += [row("all_reduce", MIB, ranks, **more)]
     path = tmp_path / "out.txt"
     sentence = export([record(data, ranks)], "nccl-tests", str(path))
+    assert "single operations, from the host, of the slowest rank" in path.read_text()
     assert sentence.startswith("10 tests of 1 run")  # nine operations, and the other type
     back = {(item["operation"], item["bytes"], item["placement"]): item for item in series(path)}
     written = [item for item in data["series"] if item["variant"] == "library" and item["operation"] != "barrier"]

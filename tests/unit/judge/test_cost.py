@@ -23,12 +23,13 @@ from benchlib.show import cost as showing
 RATE = "train_samples_per_s_minisquad_tiny"
 
 
-def run(rates, *, name="run", backend="cpu", ranks=1, nodes=1, epoch=3000, watts=(), on=("host", []), **config):
-    """Return a run of squad: samples of its rate and of watts, and its config."""
+def run(rates, *, name="run", backend="cpu", ranks=1, nodes=1, epoch=3000, joules=(), on=("host", []), **config):
+    """Return a run of squad: samples of its rate and of joules per sample, and its config."""
     settings = {"batch_size": 8, "precision": "fp32", "epochs": 2.0, "nproc": ranks, "seed": 0} | config
     factors = {f"config.{key}": json.dumps(value) for key, value in settings.items()}
-    power = measured("power_w", list(watts), "W") if len(watts) else not_available("power_w", "W", "lower", "no sensor")
-    metrics = [measured(RATE, list(rates), "samples/s", "higher"), power]
+    name_of, unit = "energy_per_sample_j", "J"
+    energy = measured(name_of, [*joules], unit) if len(joules) else not_available(name_of, unit, "lower", "no sensor")
+    metrics = [measured(RATE, list(rates), "samples/s", "higher"), energy]
     common, facts = {"benchmark": "squad", "tier": "smoke", "backend": backend}, {"epoch_items": epoch} if epoch else {}
     return Record(
         **common,
@@ -105,9 +106,9 @@ def test_the_kits_sheet_fills_what_is_not_given_with_the_least_by_the_name_of_th
 
 
 def test_a_table_by_hand():
-    # 3,000 samples at 100/s and at 150/s; 2 and 4 USD an hour; 200 W and 450 W.
-    slow = machine("slow", 2.0, [100.0] * 5, watts=[200.0] * 5)
-    quick = machine("quick", 4.0, [150.0] * 5, watts=[450.0] * 5)
+    # 3,000 samples at 100/s and at 150/s; 2 and 4 USD an hour; 200 W and 450 W are 2 and 3 J for a sample.
+    slow = machine("slow", 2.0, [100.0] * 5, joules=[2.0] * 5)
+    quick = machine("quick", 4.0, [150.0] * 5, joules=[3.0] * 5)
     item = worth([slow, quick], 50.0)
     assert values(item, "epoch_s") == pytest.approx([30, 20])
     assert values(item, "rate") == pytest.approx([100, 150])
@@ -152,13 +153,13 @@ def test_the_pareto_front_and_deadlines_by_hand():
 
 def test_the_interval_of_a_cost_is_that_of_a_bootstrap_by_force():
     rng = np.random.default_rng(3)
-    rates, watts = rng.lognormal(4, 1.0, 60), rng.lognormal(5, 0.2, 40)  # wider than the spread that is assumed
-    item = worth_of(machine("a", 3.0, rates, watts=watts), machine("b", 3.0, rates / 2))
+    rates, joules = rng.lognormal(4, 1.0, 60), rng.lognormal(5, 0.2, 40)  # wider than the spread that is assumed
+    item = worth_of(machine("a", 3.0, rates, joules=joules), machine("b", 3.0, rates / 2))
     medians = np.median(rng.choice(rates, (20_000, 60)), axis=1)
-    powers = np.median(rng.choice(watts, (20_000, 40)), axis=1)
+    each = np.median(rng.choice(joules, (20_000, 40)), axis=1)
     for name, drawn in (
         ("usd_per_epoch", 3 / 3600 * 3000 / medians),
-        ("wh_per_million", 1e6 / 3600 * powers / medians),
+        ("wh_per_million", 1e6 / 3600 * each),
     ):
         value = row(item, name)["values"][0]
         assert (value["low"], value["high"]) == pytest.approx(np.percentile(drawn, [1, 99]), rel=0.03)

@@ -7,6 +7,7 @@ does not pass, the reason names the number, and no check passes that read it.
 import collections
 import copy
 import itertools
+import json
 import math
 from functools import cache
 
@@ -143,6 +144,19 @@ def test_a_smoke_run_passes_and_can_be_accepted(smoke, tmp_path, name):
     assert verdict.verdict == "PASS", verdict.sentence
     accept(Run(run.path), "first", BENCHMARKS[name].spec.limits(run), root=tmp_path)
     assert find(run, tmp_path).baseline and not find(run, tmp_path).refused
+
+
+def test_a_run_fails_by_a_baseline_that_lost_its_numbers(smoke, tmp_path):
+    run = smoke("machine")
+    judge(run.path, tmp_path)
+    run = Run(run.path)
+    path = accept(run, "first", BENCHMARKS["machine"].spec.limits(run), root=tmp_path)
+    content = json.loads(path.read_text())
+    for metric in content["runs"][0]["result"]["metrics"]:
+        metric["value"] = None
+    path.write_text(json.dumps(content))
+    verdict = judge(run.path, tmp_path)
+    assert verdict.verdict == "FAIL" and "baseline readable" in verdict.sentence
 
 
 @pytest.mark.parametrize("name", PORTED)

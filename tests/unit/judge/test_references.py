@@ -5,9 +5,10 @@ import re
 import pytest
 from click.testing import CliRunner
 
+from benchlib.benchmarks.inference.spec import GEN_LEN
 from benchlib.cli import main
 from benchlib.config.schema import build, save_config
-from benchlib.core.definitions import encoder_train_flops
+from benchlib.core.definitions import encoder_forward_flops
 from benchlib.core.files import write_json
 from benchlib.judge.published import Measured, comparable, conditions_text, device_name, placements, section, summary
 from benchlib.judge.references import UNITS, registry
@@ -71,7 +72,7 @@ def test_figures_agree_with_what_can_be_recomputed(compute, expected, within):
 
 
 def share(rate_id, peak_id):
-    per_sequence = encoder_train_flops(12, 768, 3072, [(1, 384)])
+    per_sequence = 3 * encoder_forward_flops(12, 768, 3072, 384)
     assert per_sequence == pytest.approx(212.0e9, rel=1e-3)
     return value(rate_id) * per_sequence / (value(peak_id) * 1e12)
 
@@ -222,3 +223,31 @@ def test_the_command_line_lists_the_registry():
     wrong = runner.invoke(main, ["references", "--metric", "f2"])
     assert wrong.exit_code == 2
     assert "did you mean f1?" in wrong.output
+
+
+def test_no_figure_states_more_tokens_than_its_answers_may_have():
+    stated = [
+        item
+        for item in registry().figures
+        if item.metric.startswith("generated") and "articles" in str(item.conditions)
+    ]
+    limited = [item for item in stated if "new tokens" in item.conditions["setting"]]
+    assert len(limited) == 2
+    for item in limited:
+        answers = int(re.search(r"([\d,]+) articles", item.conditions["data"])[1].replace(",", ""))
+        most = answers * int(re.search(r"to (\d+) new tokens", item.conditions["setting"])[1])
+        low, _, high = item.in_kit_unit()
+        # A token of English text has some four or five characters: these figures are no tokens.
+        assert (
+            (high <= most)
+            if item.quantity.unit == "tokens"
+            else (item.quantity.unit, 3 < low / most < 6) == ("characters", True)
+        )
+    assert value("llama-8b-generated-characters") == GEN_LEN
+
+
+def test_the_windows_of_published_trainings_are_named_by_their_step():
+    # 384 tokens that advance by 128 give more windows than 384 that share 128, by which this kit cuts: 88,524.
+    figure = registry().figure("squad-train-features")
+    assert (figure.value, figure.conditions["window_step"]) == (88641, 128)
+    assert not any("doc_stride" in item.conditions for item in registry().figures)

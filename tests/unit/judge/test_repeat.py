@@ -17,7 +17,9 @@ def runs(monkeypatch, tmp_path):
         word = script[planned].pop(0)
         log.append((planned, len(earlier)))
         verdict = SimpleNamespace(
-            verdict=word, exit_code=lambda strict: {"FAIL": 1, "AMBIGUOUS": 3 * strict}.get(word, 0)
+            verdict="FAIL" if word == "WORSE" else word,
+            regressed=word == "WORSE",
+            exit_code=lambda strict: {"FAIL": 1, "WORSE": 1, "AMBIGUOUS": 3 * strict}.get(word, 0),
         )
         return run.Outcome(Path(f"{planned}-{len(log)}"), verdict, word == "STOPPED")
 
@@ -40,10 +42,22 @@ def runs(monkeypatch, tmp_path):
             [("a", 0), ("b", 0), ("c", 0), ("a", 1), ("c", 1), ("a", 2)],
         ),
         ({"a": ["AMBIGUOUS", "AMBIGUOUS", "FAIL", "PASS"]}, {"repeat": 20}, 1, [("a", 0), ("a", 1), ("a", 2)]),
+        (
+            {"a": ["WORSE", "AMBIGUOUS", "PASS"], "b": ["WORSE"] * 3, "c": ["FAIL"]},
+            {"repeat": 5},
+            1,
+            [("a", 0), ("b", 0), ("c", 0), ("a", 1), ("b", 1), ("a", 2)],
+        ),
         ({"a": ["AMBIGUOUS", "PASS"]}, {"repeat": 1}, 0, [("a", 0)]),
         ({"a": ["STOPPED"], "b": ["PASS"]}, {"repeat": 3}, 130, [("a", 0)]),
     ],
-    ids=["only the undecided, interleaved", "until a decision", "not without --repeat", "not after an interrupt"],
+    ids=[
+        "only the undecided, interleaved",
+        "until a decision",
+        "what got worse once more",
+        "not without --repeat",
+        "not after an interrupt",
+    ],
 )
 def test_what_runs_again(runs, script, options, code, log):
     runs.script |= script

@@ -3,14 +3,19 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 from make_run import make_run
+from make_smoke import unpack
 
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.cli import main
 from benchlib.commands.run import KERNEL_DIED
 from benchlib.core.run_folder import record_files
-from benchlib.judge.verdict import final, judged, mark_notebook_error
+from benchlib.judge.verdict import final, judge, judged, mark_notebook_error
 from benchlib.launch.launch import blame_notebook
 from benchlib.results.record import load
 from benchlib.results.run import Run
+from benchlib.spec.tables import ColumnFault
 
 FACTS = {"checksums": [["aa", "aa"]], "checksums_equal": True}
 
@@ -61,3 +66,21 @@ def test_a_run_of_another_minor_version_keeps_its_verdict_and_an_edited_one_does
     record_files(run_dir)
     (run_dir / "result.json").write_text((run_dir / "result.json").read_text().replace("}", "} ", 1))
     assert judged(Run(run_dir)).verdict == "FAIL"
+
+
+def test_a_mistake_in_a_column_is_a_fault_of_the_kit_with_its_traceback(tmp_path, monkeypatch):
+    """The machine is not blamed for it: no verdict is stored."""
+    folder, spec = tmp_path / "machine-cpu-101500-abcdef", BENCHMARKS["machine"].spec
+    column = next(table for table in spec.tables if table.name == "allreduce")["algbw_gbps"].col
+    unpack("machine", folder)
+    monkeypatch.setitem(column.__dict__, "of", lambda size, times: times.mean() / size)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ColumnFault, match="the column algbw_gbps of allreduce cannot be computed of"):
+        judge(folder)
+    assert not (folder / "verdict.json").exists()
+    for verb in ("judge", "report"):
+        answer = CliRunner().invoke(main, [verb, str(folder)])
+        assert answer.exit_code == 2 and "a fault of benchlib itself (ColumnFault: the column" in answer.output
+        (log,) = tmp_path.glob("benchlib-error-*.log")
+        assert "times.mean() / size" in log.read_text() and "AttributeError: 'list' object" in log.read_text()
+        log.unlink()

@@ -11,7 +11,7 @@ import pytest
 from bounded import bounded
 from hypothesis import given
 from hypothesis import strategies as st
-from make_run import START
+from make_run import START, _metric
 from series import DAY, speed
 from series import place as stored_at
 from stores import CUT, command, damage, no_pictures, place, without_pictures  # noqa: F401
@@ -179,7 +179,9 @@ def test_no_reader_raises_for_a_run_with_one_part_altered(listed_run, data, list
 
 
 def test_a_copy_of_a_run_counts_once(tmp_path):
-    original, *_ = [stored_at(tmp_path, START - age * DAY, metrics=speed(60.0 + age)) for age in range(4)]
+    """Also of one with a number that is none, and equal to nothing."""
+    nan = _metric("loss", "NaN", "", "lower", 1)
+    original, *_ = [stored_at(tmp_path, START - age * DAY, metrics=[*speed(60.0 + age), nan]) for age in range(4)]
     for name in (f"{original.name}-copy", f"Copy of {original.name}"):
         shutil.copytree(original, original.parent / name)
     runs = load_all(tmp_path)

@@ -110,6 +110,51 @@ def test_metrics_follow_from_rows_with_their_samples():
     assert spec.label("rate_a") == "Rate of a" and spec.first(["other", "rate_a"]) == {"rate_a": "Rate of a"}
 
 
+COMPUTED = Table("t", "{name}", [
+    Col("name"), Col("limit", "count"), Col("time_us", "us", samples=True),
+    Col("rate", "1/us", of=lambda count, times: [count / time for time in times], needs="limit time_us"),
+    Col("log", "number", of=lambda count, _: math.log(count), needs="limit total_s"),
+    Col("pairs", "number", of=lambda times, rates: [*zip(times, rates, strict=True)], needs="time_us losses"),
+    Col("losses", "error", samples=True),
+    Col("few", "number", of=lambda count: count, needs="limit time_us"),
+    Col("unknown", "number", of=lambda times: times.mean(), needs="time_us"),
+    Col("unpacked", "number", of=lambda name: dict([name]), needs="name"),
+])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("column", "damage"),
+    [
+        ("rate", {"time_us": [1.0, 0.0, 3.0]}),
+        ("rate", {"time_us": [1.0, None, 3.0]}),
+        ("rate", {"time_us": [1.0, "2", 3.0]}),
+        ("rate", {"limit": "3"}),
+        ("few", {"limit": "3"}),
+        ("unknown", {"time_us": math.nan}),
+        ("log", {"limit": 0}),
+        ("log", {"limit": -3}),
+        ("pairs", {}),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_computed_of_a_damaged_row_is_a_number_that_is_none(column, damage):
+    run = run_of(damage)
+    assert math.isnan(COMPUTED[column].number(COMPUTED.rows(run)[0], run))
+
+
+@pytest.mark.parametrize("column", ["few", "unknown", "unpacked"])
+def test_a_mistake_in_the_function_of_a_column_is_an_error_and_no_number_that_is_missing(column):
+    """Neither a metric nor a check takes it for a fault of the machine, and its traceback is kept."""
+    run, ref = run_of({}), COMPUTED[column]
+    for use in (
+        lambda: Metric("m", ref).state("m", COMPUTED.rows(run)[0], run),
+        lambda: list(judge(below("c", "?", (ref, 1.0)), judged([COMPUTED], run)[0], [])),
+    ):
+        with pytest.raises(tables.ColumnFault, match=f"the column {column} of t cannot be computed") as raised:
+            use()
+        assert isinstance(raised.value.__cause__, (TypeError, AttributeError, ValueError)), "the error itself"
+
+
 def test_a_percentile_has_the_interval_of_its_order_statistics():
     """Of 200 binomial draws at 0.9 the middle 95% are 171 to 188; all n lie below p99 with 0.99^n: 53% of 64, 2.48% of 368."""
     cases = [

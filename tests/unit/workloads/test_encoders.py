@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 
+from benchlib.core.definitions import encoder_forward_flops
 from benchlib.core.errors import UserError
 from benchlib.workloads import encoders, model_files
 
@@ -29,7 +30,8 @@ def test_an_encoder_gets_a_head_that_depends_on_the_seed_only(folder):
     first, same, other = (item.model.qa_outputs.weight for item in loaded)
     assert loaded[0].fresh == ["qa_outputs.bias", "qa_outputs.weight"]
     assert torch.equal(first, same) and not torch.equal(first, other)
-    assert loaded[0].sizes == [2, 8, 16]
+    head = 2 * 8 * 2 * 40  # of two logits a token
+    assert loaded[0].flops.of(3, 40) == 3 * 3 * (encoder_forward_flops(2, 8, 16, 40) + head)
     assert loaded[0].matmul_parameters == 2 * (4 * 8 * 8 + 2 * 8 * 16) + 8 * 2
 
 

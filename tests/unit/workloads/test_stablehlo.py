@@ -11,6 +11,7 @@ from benchlib.core.definitions import encoder_forward_flops
 from benchlib.core.errors import UserError
 from benchlib.workloads.stablehlo import emit, export, lowerings, mlir, runtimes
 from benchlib.workloads.stablehlo.convert import Unsupported, convert
+from benchlib.workloads.stablehlo.inspection import inspect
 
 pytest.importorskip("jax", reason="pip install -e '.[compiled]'")
 
@@ -140,12 +141,12 @@ def test_a_result_of_another_shape_than_torchs_is_no_program(monkeypatch, export
 
 def test_inspection_counts_the_flops_of_the_formula(answers, gradients):
     converted = answers[1]
-    arguments, counts = converted.manifest.arguments, mlir.inspect(converted.text)
+    arguments, counts = converted.manifest.arguments, inspect(converted.text)
     head = 2 * HIDDEN * 2 * S  # the output layer: two logits a token
     assert counts.dot_flops == B * (encoder_forward_flops(LAYERS, HIDDEN, INTERMEDIATE, S) + head)
     assert counts.argument_bytes == sum(4 * int(np.prod(item.shape)) for item in arguments)
     assert counts.result_bytes == 2 * 4 * B * S
-    assert mlir.inspect(gradients[2].text).dot_flops == 3 * counts.dot_flops
+    assert inspect(gradients[2].text).dot_flops == 3 * counts.dot_flops
 
 
 def test_more_replicas_than_devices_are_refused(gradients):
