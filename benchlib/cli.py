@@ -78,8 +78,11 @@ class _Verbs(click.Group):
         except Exception as error:
             from benchlib.core.files import storage_error
             from benchlib.core.terminal import harmless
+            from benchlib.show.headless import NEEDS, lacking
 
             understood = error if isinstance(error, UserError) else storage_error(error)
+            if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in {*NEEDS, "mistune"}:
+                understood = UserError(lacking())
             click.secho("error: ", fg="red", bold=True, nl=False, err=True)
             click.echo(harmless(str(understood) if understood else unexpected(error)), err=True)
             sys.exit(EXIT_USAGE)

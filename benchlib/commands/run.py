@@ -43,9 +43,9 @@ from benchlib.launch.plan import Plan, prepare
 from benchlib.results.record import Record, load
 from benchlib.results.run import Run, check_place, run_path
 from benchlib.results.verdict import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict
-from benchlib.show import exports
+from benchlib.show import exports, headless
 from benchlib.show.digest import messages
-from benchlib.show.headless import NOTEBOOK_S, execute
+from benchlib.show.headless import NOTEBOOK_S
 from benchlib.show.widgets import Lines
 
 YEAR_S = 365 * 86400.0
@@ -81,9 +81,7 @@ def run_all(
     first run alone FAILs against the accepted runs: a neighbour may have taken all of it. The benchmarks are interleaved, so that
     a disturbance of minutes does not hit all repetitions of one of them.
     """
-    from benchlib.show import index
-
-    store, done = out or outputs(), dict[int, Outcome]()
+    store, done, pages = out or outputs(), dict[int, Outcome](), not headless.lacking()
     earlier = [list[Record]() for _ in planned]
     for turn, number in itertools.product(range(repeat), range(len(planned))):
         if turn:
@@ -97,12 +95,15 @@ def run_all(
         done[number] = run_one(planned[number], store, earlier[number], verbose)
         if done[number].interrupted:
             break
-    index.render(store)
+    if pages:
+        from benchlib.show import index
+
+        index.render(store)
     if suite:
         folders = [done[number].run_dir for number in sorted(done)]
         written = exports.export(list(map(load, folders)), "results", str(folders[0].parent / f"{suite}.json"))
-        say(f"{written}\nindex: {place(store / 'index.html')}")
-    elif len(planned) > 1:
+        say(written + (f"\nindex: {place(store / 'index.html')}" if pages else ""))
+    elif len(planned) > 1 and pages:
         summarise_tier(done.values(), store)
     return max((outcome.exit_code(strict) for outcome in done.values()), key=CODES.index)
 
@@ -129,14 +130,22 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = (), verbose: b
             _work(config, run_dir, interrupts, verbose)
         verdict = judging.final(Run(run_dir))
         summarise(run_dir, verdict, verbose)
-        with console.status("drawing the report"):
-            say(f"report: {place(keep(run_dir, verdict))}\n")
+        if lack := headless.lacking():
+            save_verdict(run_dir, verdict)
+            say(("no report", "yellow"), f"  {lack}\n")
+        else:
+            with console.status("drawing the report"):
+                say(f"report: {place(keep(run_dir, verdict))}\n")
         return Outcome(run_dir, verdict, interrupts.seen, _missed(planned, run_dir, verdict))
 
 
 def _work(config: Any, run_dir: Path, interrupts: Interrupts, verbose: bool) -> None:
-    """Execute the notebook of a run until all has ended, and write down how where nothing else did."""
-    from benchlib.launch.launch import blame_notebook, write_lost
+    """Execute the notebook of a run until all has ended, and write down how where nothing else did.
+
+    Without the extra ``notebooks`` the ranks run without one.
+    """
+    from benchlib.launch.launch import RankFailed, blame_notebook, write_lost
+    from benchlib.launch.launch import execute as execute_ranks
 
     blame = None
     # The notebook reads config.json in the run folder; tier and backend are what a reader of its copy wants to see.
@@ -146,7 +155,12 @@ def _work(config: Any, run_dir: Path, interrupts: Interrupts, verbose: bool) -> 
     limit_s, notebook = config.hard_limit_s + queue_s + NOTEBOOK_S, BENCHMARKS[config.benchmark].notebook
     try:
         with _progress(run_dir, verbose), interrupts.allowed():
-            execute(notebook, run_dir / "notebook.ipynb", parameters, limit_s)
+            if headless.lacking():
+                execute_ranks(run_dir)
+            else:
+                headless.execute(notebook, run_dir / "notebook.ipynb", parameters, limit_s)
+    except RankFailed:  # status.json says how
+        pass
     except KeyboardInterrupt:
         say(("stopping", "yellow"), "  the ranks are ended and the report is written, which takes some seconds")
     except Exception as error:  # a failing cell, a dead kernel, a timeout: the verdict names it, the report shows it

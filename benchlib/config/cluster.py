@@ -39,6 +39,9 @@ class Links(_Section):
     intra_node_source: str = ""
     inter_node_gbps: float | None = Field(None, gt=0)  # of all network adapters of one node together
     inter_node_source: str = ""
+    inter_node_rdma: bool = (
+        False  # the adapters move data themselves (InfiniBand, RoCE, EFA): sockets are a fault there
+    )
 
     @model_validator(mode="after")
     def _claims_have_sources(self) -> "Links":
@@ -59,6 +62,9 @@ class Kubernetes(_Section):
 
     image: Line = Field("benchlib:cpu", min_length=1)  # container image with benchlib, see deploy/Dockerfile
     resource: Line = ""  # of devices: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none
+    resources: dict[Line, Line] = {}  # further ones of a pod, as in rdma/hca_shared_devices_a: "1"
+    capabilities: tuple[Line, ...] = ()  # that the container keeps, as in IPC_LOCK, which adapters of InfiniBand need
+    annotations: dict[Line, Line] = {}  # of the pods, as in k8s.v1.cni.cncf.io/networks: ib-net, a network of Multus
     cpu: Line = ""  # CPUs that a pod asks for, as in 8 or 500m
     memory: Line = ""  # that a pod asks for and may use, as in 64Gi
     shm: Line = "1Gi"  # size of /dev/shm, which collective libraries and loaders use

@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,12 @@ BACKENDS: dict[str, Backend] = {
         Backend("rocm", "cuda", "nccl", "pip install torch from PyTorch's ROCm index and AMD's driver"),
         Backend("mps", "mps", "gloo", "a Mac with Apple silicon and macOS 14 or newer"),
         Backend("xpu", "xpu", "xccl", "pip install torch from PyTorch's XPU index and Intel's GPU driver"),
-        Backend("tpu", "xla", "xla", "pip install torch_xla[tpu] on a TPU machine"),
+        Backend(
+            "tpu",
+            "xla",
+            "xla",
+            "torch and torch_xla[tpu] of one release on a TPU machine, as docs/parity-cloud.md says",
+        ),
     )
 }
 
@@ -63,14 +69,39 @@ PACKAGES = (
 PROBE_TIMEOUT_S = 300
 NVIDIA = Path("/proc/driver/nvidia/version")
 AMD = Path("/sys/module/amdgpu/version")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
     """Return the CPU cores that this process may use: the affinity mask, cut by the container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    path = Path("/sys/fs/cgroup/cpu.max")
-    limit, period = path.read_text().split() if path.exists() else ("max", "")
-    return cores if limit == "max" else max(1, min(cores, int(limit) // int(period)))
+    return max(1, int(min([cores, *_quotas()])))
+
+
+def _quotas() -> Iterator[float]:
+    """Yield the CPU quotas in cores of this process's control group and of those above it, in either version of cgroups.
+
+    A container may see its own group as the root, whatever name the kernel gives (cgroup_namespaces(7)); so the root counts, too.
+    """
+    own = dict[str, str]()  # the group by controllers; '' are those of version 2
+    with contextlib.suppress(OSError):
+        for line in OWN_GROUPS.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            own |= dict.fromkeys(controllers.split(","), path)
+    for mount, controller in ((CGROUPS, ""), (CGROUPS / "cpu", "cpu"), (CGROUPS / "cpu,cpuacct", "cpu")):
+        names = [name for name in own.get(controller, "").split("/") if name]
+        depths = (
+            range(len(names) + 1) if ".." not in names else range(1)
+        )  # what is above a namespace's root is not shown
+        for folder in (mount.joinpath(*names[:depth]) for depth in depths):
+            with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no quota
+                if controller:
+                    limit, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                else:
+                    limit, period = (folder / "cpu.max").read_text().split()
+                if int(limit) > 0:  # version 1 writes -1 for none
+                    yield int(limit) / int(period)
 
 
 def numa_nodes() -> int:

@@ -78,7 +78,7 @@ def judged(declared: Iterable[Any], run: Any) -> tuple[Any, list[str]]:
     """Return the rows as checks read them, and every fault in words: reading one raises ``InvalidNumber`` with its name."""
     faults, seen, gone = list[str](), dict[str, list[Cells]](), dict[str, str]()
     for table in declared:
-        if table.name not in run.tables:
+        if table.name not in run.tables and not table.later:
             gone[table.name] = "missing"
             faults.append(f"the table {table.name} is missing")
         seen[table.name] = []

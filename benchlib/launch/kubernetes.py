@@ -142,11 +142,12 @@ def pod_template(
         env |= {"HF_HOME": k8s.data_path, "HF_HUB_OFFLINE": "1"}
         volumes["data"] = (k8s.data_path, _claim(k8s.data_claim))
     # No limit of CPU: throttled ranks measure the throttle.
-    limits = _filled(memory=k8s.memory) | ({k8s.resource: str(devices)} if k8s.resource else {})
+    limits = _filled(memory=k8s.memory) | ({k8s.resource: str(devices)} if k8s.resource else {}) | k8s.resources
+    capabilities = {"drop": ["ALL"]} | _filled(add=list(k8s.capabilities))
     whole = container | {
         "env": [{"name": key, "value" if isinstance(value, str) else "valueFrom": value} for key, value in env.items()],
         "resources": _filled(requests=_filled(cpu=k8s.cpu, memory=k8s.memory), limits=limits),
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": capabilities},
         "volumeMounts": [{"name": key, "mountPath": path} for key, (path, _) in volumes.items()],
     }
     user = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
@@ -161,7 +162,8 @@ def pod_template(
     }
     tolerated = [item | {"operator": item.get("operator", "Exists")} for item in k8s.tolerations]
     spec |= _filled(nodeSelector=dict(k8s.node_selector), tolerations=tolerated)
-    return {"metadata": {"labels": {RUN_LABEL: name}}, "spec": spec}
+    labelled = {"labels": {RUN_LABEL: name}} | _filled(annotations=dict(k8s.annotations))
+    return {"metadata": labelled, "spec": spec}
 
 
 def _filled(**values: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import os
 import platform
+import re
 import signal
 import subprocess
 import time
@@ -31,6 +32,9 @@ KILL_S = 6.0  # for killed processes to disappear
 STACKS_S = 1.0  # that the ranks get to write their stacks
 AGENT_NAMES = {"torchrun": "torchrun's agent", "mpirun": "mpirun"}
 BROKEN = ("failed", "timeout", "stalled")  # outcomes of a run or an attempt
+# What pods and job scripts export to say where ranks meet and which one this is. It is of another job: the ranks of this one
+# get their own, and would wait there for ranks that never come.
+STRAY = re.compile(r"(MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|(GROUP|NODE|ROLE)_.*|TORCHELASTIC_.*)$")
 REGROUPED = "regrouped"  # an attempt that ended because a node came or went; torchrun does not count it as a failure
 
 
@@ -49,7 +53,8 @@ class Children:
 
     def start(self, job: Job, run_dir: Path) -> list[int]:
         """Start a job's processes, each in a session of its own with its output in ``logs/``; return their ids."""
-        env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, **job.env, MARK: str(run_dir)}
+        inherited = {name: value for name, value in os.environ.items() if not STRAY.match(name)}
+        env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **inherited, **job.env, MARK: str(run_dir)}
         # In the child, before it becomes the program: the death signal outlives exec. There is one thread so far.
         tied = functools.partial(die_with_parent, os.getpid())
         more: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": tied}

@@ -9,8 +9,10 @@ import importlib.metadata
 import importlib.util
 import os
 import resource
+import shutil
 import sys
-from collections.abc import Iterator
+import sysconfig
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,10 @@ def _available(backend: str) -> tuple[list[str], str]:
 def _tpu(install: str) -> tuple[list[str], str]:
     if importlib.util.find_spec("torch_xla") is None:
         return [], f"torch_xla is not installed: {install}"
+    # It is compiled against torch's C++ interface: of another release its import ends in a missing symbol, if not in a crash.
+    own, needs = (".".join(importlib.metadata.version(name).split(".")[:2]) for name in ("torch", "torch_xla"))
+    if own != needs:
+        return [], f"torch_xla {needs} does not work with torch {own}: {install}"
     try:
         # Imported by name: the package exists on TPU machines only, and it starts the runtime.
         runtime = importlib.import_module("torch_xla.runtime")
@@ -105,26 +111,49 @@ def _tpu(install: str) -> tuple[list[str], str]:
 
 
 def require(backend: str, devices: int = 1) -> None:
-    """Raise ``BackendUnavailable`` with the reason unless ``backend`` has at least ``devices`` devices here."""
+    """Raise ``BackendUnavailable`` with the reason unless ``backend`` has at least ``devices`` devices here.
+
+    One that is visible is enough: a launcher may give each rank its own (``srun --gpus-per-task=1``). ``shared`` tells if it did.
+    """
     names, reason = _available(backend)
     if reason:
         raise BackendUnavailable(f"backend {backend} is not available: {reason}")
-    if backend != "cpu" and len(names) < devices:
+    own = BACKENDS[backend].device_type in _EVENT_TYPES and len(names) == 1
+    if backend != "cpu" and len(names) < devices and not own:
         raise BackendUnavailable(
             f"backend {backend} has {counted(len(names), 'device')} here and {devices} ranks need one each: set nproc={len(names)}"
         )
 
 
 def device(backend: str, local_rank: int = 0) -> torch.device:
-    """Return the device of a rank, and make it the current one: LOCAL_RANK is the device number."""
+    """Return the device of a rank, and make it the current one: LOCAL_RANK is its number, if more than one is visible."""
     kind = BACKENDS[backend].device_type
     if kind in ("cpu", "mps"):
         return torch.device(kind)
     if kind == "xla":
         return importlib.import_module("torch_xla").device()  # type: ignore[no-any-return]
-    own = torch.device(kind, local_rank)
+    own = torch.device(kind, 0 if torch.get_device_module(kind).device_count() == 1 else local_rank)
     torch.get_device_module(own).set_device(own)
     return own
+
+
+def identity(where: torch.device) -> str:
+    """Return the UUID of a GPU, or of the part of one (MIG) that this process may use; '' where none is known."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if where.type not in _EVENT_TYPES or visible.startswith("MIG-"):
+        return visible.split(",")[where.index or 0] if where.type == "cuda" else ""
+    return str(getattr(torch.get_device_module(where).get_device_properties(where), "uuid", ""))
+
+
+def shared(owners: Sequence[tuple[str, str]]) -> str:
+    """Return which two ranks have one device, of (host, UUID) by rank; '' where each has its own or a UUID is not known."""
+    first = dict[tuple[str, str], int]()
+    for rank, owner in enumerate(owners):
+        if owner[1] and first.setdefault(owner, rank) != rank:
+            host, name = owner
+            remedy = "give each rank one of its own (srun --gpus-per-task=1, CUDA_VISIBLE_DEVICES), or set nproc to their number"
+            return f"ranks {first[owner]} and {rank} on {host} have one device, {name}: {remedy}"
+    return ""
 
 
 def has_events(where: torch.device) -> bool:
@@ -136,8 +165,23 @@ def synchronize(where: torch.device) -> None:
     """Wait until the device has done all that was asked of it. Nothing to wait for on a CPU."""
     if where.type == "xla":
         importlib.import_module("torch_xla").sync(wait=True)
+    elif has_events(where):
+        torch.get_device_module(where).synchronize(where)
     elif where.type != "cpu":
         torch.get_device_module(where).synchronize()
+
+
+def synchronize_stream(where: torch.device) -> None:
+    """Wait for what was asked of the current stream, and not for other streams as those of exchanges; elsewhere for all."""
+    if has_events(where):
+        torch.get_device_module(where).current_stream(where).synchronize()
+    else:
+        synchronize(where)
+
+
+def moved(tensor: torch.Tensor, where: torch.device) -> torch.Tensor:
+    """Return a tensor of the host on a device. The host does not wait where the device has a queue: it would, for pageable memory."""
+    return tensor.pin_memory().to(where, non_blocking=True) if has_events(where) else tensor.to(where)
 
 
 def reset_peak_memory(where: torch.device) -> None:
@@ -231,6 +275,31 @@ def require_precision(precision: str, where: torch.device) -> None:
 def mixed_precision(where: torch.device) -> str:
     """Return the precision of matrix products that the device is made for: bf16, else fp16, else fp32."""
     return next(name for name in ("bf16", "fp16", "fp32") if not lacking(name, where))
+
+
+def compiler(where: torch.device) -> str:
+    """Return the compiler that torch.compile calls for a device. Raises ``BackendUnavailable`` where it is lacking.
+
+    Inductor writes C++ for a CPU (CXX, else the system's own). For a GPU Triton writes a launcher in C (CC, else gcc or clang),
+    with the header files of Python.
+    """
+    variable, names, package = "CC", ["gcc", "clang"], "gcc libc6-dev"
+    if where.type not in _EVENT_TYPES:
+        variable, names, package = "CXX", ["clang++" if sys.platform == "darwin" else "g++"], "g++"
+    if chosen := os.environ.get(variable):
+        names = [chosen]
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        raise BackendUnavailable(
+            f"torch.compile needs a compiler and there is no {' or '.join(names)}: install it (Debian: apt install {package}; "
+            f"macOS: xcode-select --install), or name another one in {variable}"
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if where.type in _EVENT_TYPES and not header.exists():
+        raise BackendUnavailable(
+            f"torch.compile needs {header}: install Python's header files (Debian: apt install python3-dev)"
+        )
+    return found
 
 
 def autocast(precision: str, where: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -15,7 +15,7 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,20 +26,21 @@ import torch.distributed as dist
 
 from benchlib import __version__
 from benchlib.config.schema import BaseConfig
-from benchlib.core.errors import RunBroken, UserError
+from benchlib.core.errors import BackendUnavailable, RunBroken, UserError
 from benchlib.core.files import read_json, write_json
 from benchlib.core.machine import BACKENDS
 from benchlib.core.text import shortened
 from benchlib.launch import nodes
-from benchlib.launch.nodes import Place, place
+from benchlib.launch.nodes import Place, attempt, place
 from benchlib.launch.processes import SUPERVISOR_PID
-from benchlib.runtime import devices
+from benchlib.runtime import devices, transport
 from benchlib.runtime.libraries import LIBRARIES, Library
 
 T = TypeVar("T")
 
 COLLECTIVE_MARGIN_S = 30.0  # a collective gives up this much after the stall limit: the supervisor names the cause
 STORE_FILE = "store.json"
+TOLD_S = 10.0  # for all ranks to hear why they are refused
 POLL_S = 0.02
 CPU = torch.device("cpu")
 
@@ -76,7 +77,7 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     torch.set_num_threads(where.threads(config.threads))
     device = devices.device(config.backend, where.local_rank)
     timeout_s = config.stall_timeout_s + COLLECTIVE_MARGIN_S
-    with _interface(config, where):
+    with _interface(config, where, transport.variables(Path(run_dir), where.rank)):
         _join(library, where, Path(run_dir), device, timeout_s, config)
         try:
             _agree(config, where, Path(run_dir))
@@ -92,18 +93,18 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
 
 
 @contextlib.contextmanager
-def _interface(config: BaseConfig, where: Place) -> Iterator[None]:
-    """Tell gloo and NCCL the network interface by which the nodes meet, unless the environment names one already.
+def _interface(config: BaseConfig, where: Place, log: Mapping[str, str]) -> Iterator[None]:
+    """Tell gloo and NCCL the network interface by which the nodes meet, unless the environment names one already, and NCCL its ``log``.
 
     Left alone gloo takes the one of the host's name, which may be another, or none at all. The variables are read
     whenever a group is made, and are taken back at the end: another world of this process may meet elsewhere.
     """
-    chosen = {}
+    chosen = dict(log)
     if where.one_node:
         chosen["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     elif name := nodes.own_addresses().get(_address(config)):
         # "=": this interface, and not all whose names begin so
-        chosen = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+        chosen |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
     ours = {variable: name for variable, name in chosen.items() if variable not in os.environ}
     os.environ.update(ours)
     try:
@@ -150,10 +151,26 @@ def _join(
     common: dict[str, Any] = {"rank": where.rank, "world_size": where.size, "timeout": timedelta(seconds=timeout_s)}
     common |= library.options(config, where.rank) or bound  # bound to its device, a barrier need not guess one
     if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
-        dist.init_process_group(backend, init_method="env://", **common)
+        met, _, _ = next(dist.rendezvous("env://", where.rank, where.size, timeout=common["timeout"]))
+        store = dist.PrefixStore("default_pg", met)
     else:
         store = dist.PrefixStore("benchlib", _store(where, run_dir, config.startup_timeout_s))
-        dist.init_process_group(backend, store=store, **common)
+    if device.type != "cpu":  # before the library joins, which says less of it, or hangs
+        own_devices(dist.PrefixStore(f"devices {attempt()}", store), where, devices.identity(device))
+    dist.init_process_group(backend, store=store, **common)
+
+
+def own_devices(store: dist.Store, where: Place, name: str) -> None:
+    """Raise ``BackendUnavailable`` on all ranks if two of them have the same device, by the ``name`` of each rank's."""
+    store.set(str(where.rank), f"{platform.node()} {name}")
+    stated = [value.decode() for value in store.multi_get([str(rank) for rank in range(where.size)])]
+    owners = [(host, name) for host, _, name in (text.partition(" ") for text in stated)]
+    if reason := devices.shared(owners):
+        store.set(f"told {where.rank}", "")
+        if where.rank == 0:  # whose process may hold the store
+            with contextlib.suppress(RuntimeError):
+                store.wait([f"told {rank}" for rank in range(where.size)], timedelta(seconds=TOLD_S))
+        raise BackendUnavailable(reason)
 
 
 def _store(where: Place, run_dir: Path, startup_s: float) -> dist.TCPStore:
@@ -190,6 +207,13 @@ def all_gather_objects(value: T) -> list[T]:
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+def transports(run_dir: Path, here: World) -> list[str]:
+    """Return by which ways NCCL moved the data of all ranks, see ``transport``; [] of another library. A collective of NCCL."""
+    if here.collective != "nccl":
+        return []
+    return sorted({way for ways in all_gather_objects(transport.told(run_dir, here.rank)) for way in ways})
 
 
 def weight_checksum(model: torch.nn.Module) -> str:

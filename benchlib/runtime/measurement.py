@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchlib.benchmarks import Benchmark
 from benchlib.core.events import EventWriter, Moment
+from benchlib.core.text import listing
 from benchlib.launch.nodes import place
 
 if TYPE_CHECKING:
@@ -58,8 +59,11 @@ def executed(benchmark: Benchmark) -> Callable[..., None]:
             startup_s = began.since() if config.ONE_PROCESS else max(group.all_gather_objects(began.since()))
             events.emit("phase", name="measure")
             tables = measure(Rank(config, run_dir, world, events, began, startup_s))
+            moved = group.transports(run_dir, world)
             events.emit("phase", name="write")
             if world.main:
+                if moved:
+                    events.emit("log", message=f"{world.collective} moved data by {listing(moved)}")
                 cuda = world.device.type == "cuda"
                 frame = {
                     "startup_s": startup_s,

@@ -147,6 +147,8 @@ def _mark_skipped(run_dir: Path, config: Any, reason: str) -> None:
 
 def work(run_dir: Path, benchmark: str = "") -> int:
     _tie_to_parent()
+    # As the drivers' tools and the sensors number devices, also under srun and in pods; the fastest first is CUDA's own order.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     where = place()
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)

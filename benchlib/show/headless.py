@@ -7,16 +7,29 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from benchlib.core.text import shortened
 
 # Its grammars take more than a second to compile, and jsonschema, which papermill loads, needs them for nothing that notebooks have.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 # A kernel and all that it starts must know that nobody looks on: plain text instead of widgets.
 HEADLESS = {"BENCHLIB_HEADLESS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
 NOTEBOOK_S = 60.0  # for a notebook after its ranks were ended: judgement, pictures
+# Of the extra `notebooks`: what executing a notebook and making a page of it import.
+NEEDS = ["ipykernel", "IPython", "jupyter_client", "latex2mathml", "matplotlib", "nbclient"]
+NEEDS += ["nbconvert", "nbformat", "nh3", "papermill", "seaborn", "traitlets"]
+INSTALL = "pip install 'benchlib[notebooks]'"
 # For a kernel to end its ranks after an interrupt, and for its end to be noticed after it was killed.
 END_S = {signal.SIGINT: 12.0, signal.SIGKILL: 6.0}
+
+
+def lacking() -> str:
+    """Return what is not installed of the extra ``notebooks``, with the remedy; '' if nothing."""
+    missing = [name for name in NEEDS if find_spec(name) is None]
+    return f"{shortened(missing)} not installed: {INSTALL}" if missing else ""
 
 
 def parameters_of(path: Path) -> list[str]:

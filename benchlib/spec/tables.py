@@ -125,7 +125,7 @@ def cols(names: str, unit: str = "", **more: Any) -> list[Col]:
 class Table:
     """Rows of one kind, or a selection of them. ``title`` names a row for a reader, ``note`` adds to one that is wrong.
 
-    ``claim`` returns what no column holds, by role.
+    ``claim`` returns what no column holds, by role. A ``later`` one came after runs that are stored and do not have it.
     """
 
     name: str
@@ -134,6 +134,7 @@ class Table:
     claim: Callable[[Row, Rows], Mapping[str, Any]] | None = None
     note: str = ""
     picks: tuple[Callable[[Rows, list[Row]], list[Row]], ...] = ()
+    later: bool = False
 
     @functools.cached_property
     def refs(self) -> dict[str, "Ref"]:

@@ -86,14 +86,20 @@ def load(
         setattr(settings, present[0], dropout[kind])
     torch.manual_seed(seed)
     auto: Any = transformers.AutoModelForQuestionAnswering
-    options: dict[str, Any] = {"attn_implementation": attention, **model_files.NO_CODE}
+    options: dict[str, Any] = {**model_files.NO_CODE}
+
+    def make(attention: str) -> Any:
+        if init == "random":
+            return auto.from_config(settings, attn_implementation=attention, **options)
+        # Other sizes are said below, with the first name.
+        return auto.from_pretrained(where, ignore_mismatched_sizes=True, attn_implementation=attention, **options)
+
     if init == "random":
-        model = _read(name, lambda: auto.from_config(settings, **options))
+        model = _read(name, lambda: model_files.with_attention(make, attention))
         fresh = ["all"]
     else:
         options |= {"config": settings, "use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
-        # Other sizes are said below, with the first name.
-        model, info = _read(name, lambda: auto.from_pretrained(where, ignore_mismatched_sizes=True, **options))
+        model, info = _read(name, lambda: model_files.with_attention(make, attention))
         if why := model_files.misfit(info, f"{model.base_model_prefix}."):
             raise UserError(f"model = {name}: {why}: give weights and config that belong together")
         fresh = sorted(info["missing_keys"])

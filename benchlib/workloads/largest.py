@@ -4,6 +4,7 @@ import re
 import resource
 import textwrap
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +12,18 @@ from typing import Any
 import psutil
 import torch
 
+from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.runtime import child, devices
 from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.measurement import Rank
 
 FIRST = 8  # batch to double from; where it does not fit, the bisection goes below
 SEARCH_SHARE = 0.4  # of the budget, at most
+# How allocators and libraries say that memory is short. An illegal memory access is another thing, and no size mends it.
+SHORT = re.compile(
+    r"out.of.(\w+.)?memory|allocat\w+ memory|not enough memory|bad_?.?alloc|_ALLOC_FAILED|can't start new thread",
+    re.IGNORECASE,
+)
 STEPS = 2  # of a trial: the second one has the optimizer's state in memory
 TRIAL_S = 45.0  # more means that it swaps
 Trial = dict[str, Any]  # batch, fits, peak_gb, samples_per_s, reason
@@ -75,14 +82,19 @@ def largest_batch(rank: Rank, one_trial: OneTrial, limit_bytes: float, most: int
 
 
 def free_bytes(here: World) -> float:
-    """Return the bytes that a rank may use: of a CPU its share of what is available."""
-    if here.device.type == "cuda":
-        return float(torch.cuda.mem_get_info(here.device)[0])
+    """Return the bytes that a rank may use: of a CPU its share of what is available, of a device what this process caches, too."""
+    if devices.has_events(here.device):
+        module = torch.get_device_module(here.device)
+        module.empty_cache()
+        return float(module.mem_get_info(here.device)[0])
     return psutil.virtual_memory().available / here.local_size  # an accelerator without such a count shares the host's
 
 
 def in_a_process(one_trial: OneTrial, config: Any, batch: int, limit_bytes: int, end: float) -> Trial | None:
-    """Return the row of a trial in a process of its own; None where it would not end before ``end`` (``time.monotonic``)."""
+    """Return the row of a trial in a process of its own; None where it would not end before ``end`` (``time.monotonic``).
+
+    A process that is killed did not fit. Raises ``RunBroken`` for an error that no smaller batch mends.
+    """
     left = end - time.monotonic()
     if left <= 0:
         return None
@@ -91,19 +103,28 @@ def in_a_process(one_trial: OneTrial, config: Any, batch: int, limit_bytes: int,
     ended = child.run(_on_threads, *work, timeout_s=min(TRIAL_S, left), tell=lambda _: None)
     if ended.status == "timeout" and left < TRIAL_S:
         return None
+    if ended.value and "error" in ended.value:
+        raise RunBroken(f"a trial with a batch of {batch} failed, and not for want of memory: {ended.value['error']}")
     return row | (ended.value or {"reason": textwrap.shorten(ended.reason, 200, placeholder=" …")})
 
 
 def _on_threads(one_trial: OneTrial, config: Any, batch: int, limit_bytes: int, threads: int, tell: Any) -> Trial:
     torch.set_num_threads(threads)
-    return one_trial(config, batch, limit_bytes)
+    try:
+        return one_trial(config, batch, limit_bytes)
+    except (BackendUnavailable, OSError):
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
 
 
 def limited(device: torch.device, limit_bytes: int) -> None:
     """Let this process hold at most so much: more is an error in it, and nobody else's."""
-    if device.type == "cuda":
-        whole = torch.cuda.mem_get_info(device)[1]
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / whole), device)
+    if devices.has_events(device):
+        module = torch.get_device_module(device)
+        whole = module.mem_get_info(device)[1]
+        module.set_per_process_memory_fraction(min(1.0, limit_bytes / whole), device)
     elif device.type == "cpu":
         # What the libraries mapped already is no part of the work, but of the process: it counts.
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
@@ -122,7 +143,7 @@ def tried(device: torch.device, batch: int, limit_bytes: int, prepare: Callable[
         rate = batch / (time.perf_counter() - began)
     except (RuntimeError, MemoryError) as error:  # the allocator of a CPU raises the first
         text = " ".join(str(error).split())
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "memory" in text:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or SHORT.search(text):
             return {"fits": False, "reason": f"out of memory: {_request(text)}"}
         raise
     peak, _ = devices.peak_memory_bytes(device)

@@ -4,13 +4,14 @@ Of weights only the headers are read.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_object
 
+T = TypeVar("T")
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # One file, or files that belong together, of which a tokenizer of transformers can be made.
@@ -30,6 +31,27 @@ def reason(error: Exception) -> str:
     """Say in one line why transformers could not load a model."""
     text = str(error).strip()
     return OWN_CODE if "trust_remote_code" in text else " ".join(text.split())[:300]
+
+
+def with_attention(make: Callable[[str], T], wanted: str) -> T:
+    """Make a model by an attention of transformers; one that has no scaled_dot_product_attention with its own instead."""
+    try:
+        return make(wanted)
+    except ValueError as error:
+        if wanted != "sdpa" or "scaled_dot_product_attention" not in str(error):
+            raise
+    return make("eager")
+
+
+def attention_note(model: Any, wanted: str = "sdpa") -> str:
+    """Return that a model was made with another attention than ``wanted``; '' if it was not."""
+    own = getattr(model.config, "_attn_implementation", wanted)
+    kind = model.config.model_type
+    return (
+        f"transformers has no {wanted} attention for {kind}: it computes with {own}, which is slower"
+        if own != wanted
+        else ""
+    )
 
 
 def check(name: str, tokenizer: bool = True, weights: bool = True) -> None:

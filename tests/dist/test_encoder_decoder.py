@@ -3,6 +3,7 @@
 import functools
 import json
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,9 @@ import worlds
 from benchlib.benchmarks.seq2seq import run
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
 from benchlib.benchmarks.seq2seq.run import Engine, Task, compare, share
+from benchlib.core.errors import BackendUnavailable
 from benchlib.core.events import EventWriter, Moment
+from benchlib.runtime import devices
 from benchlib.runtime.group import World
 from benchlib.runtime.measurement import Rank
 from benchlib.runtime.steps import COLUMNS
@@ -118,3 +121,30 @@ def test_a_slow_disk_shows_in_the_wait_for_data_and_in_its_rate(group, tmp_path,
     row = run._disk(task, outcome, 1)
     assert SimpleNamespace(**row).compute_s == pytest.approx(0.01)
     assert row["sample_bytes"] == 96 and 0 < max(row["loader_mb_per_s"]) <= 8 * 96 / 0.1 / 1e6
+
+
+def test_without_a_compiler_the_tuned_engine_runs_call_by_call_and_says_why(group, tmp_path, monkeypatch):
+    config = Seq2seqConfig(**SHAPE, sequence=6, samples=SAMPLES, compare_steps=2, compile=True, engine="tuned")
+    task = task_of(config, tmp_path, 8)
+    monkeypatch.setattr(torch, "compile", lambda module: pytest.fail("torch.compile was called"))
+    monkeypatch.setattr(devices.shutil, "which", lambda name: None)
+    lack = run._uncompiled(task.rank)
+    compared = compare(task, [Engine("tuned", replace(task, uncompiled=lack))])
+    tuned = run._engines(config, compared, lack)[1]
+    assert "install it (Debian: apt install g++" in tuned["why"]["compile_s"] and tuned["compile_s"] is None
+    assert lack in (tmp_path / "events-rank0.jsonl").read_text()  # shown as a note
+    monkeypatch.setattr(devices.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert run._uncompiled(task.rank) == ""
+
+
+@pytest.mark.parametrize(("chosen", "found"), [(None, "gcc"), ("/opt/cc", "/opt/cc")])
+def test_triton_needs_a_c_compiler_and_the_headers_of_python(chosen, found, tmp_path, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    if chosen:
+        monkeypatch.setenv("CC", chosen)
+    monkeypatch.setattr(devices.shutil, "which", lambda name: name if name == found else None)
+    monkeypatch.setattr(devices.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(BackendUnavailable, match="install Python's header files"):
+        devices.compiler(torch.device("cuda", 0))
+    (tmp_path / "Python.h").touch()
+    assert devices.compiler(torch.device("cuda", 0)) == found

@@ -11,7 +11,7 @@ import torch
 import worlds
 from torch.distributed.tensor import DTensor
 
-from benchlib.benchmarks.parallel import measure, strategies
+from benchlib.benchmarks.parallel import measure, run, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Shape
 from benchlib.benchmarks.parallel.spec import FP32, LOSS_FP64, WEIGHT_FP64
@@ -207,3 +207,28 @@ def test_ranks_hold_the_shape_once_and_an_empty_shard_is_missed(ranks):
         assert held == parameters and (empty < held) == injected, name
     plain = {name.split()[0] for name, (*_, injected) in seen.items() if not injected}
     assert plain == {"single", "data", "pipeline"}  # tensors that no mesh cuts
+
+
+def broken(folder, rank, size):
+    """Raise on both ranks, on one alone, and in an exchange."""
+    run.BROKE_S = 1.0
+    here, own = World(rank, size, rank, size, CPU, "gloo"), RuntimeError("got mixed torch.Tensor and DTensor")
+    seen = [run.everywhere(own, "both", here), rank == 0 and run.everywhere(own, "one", here)]
+    seen.append(run.everywhere(torch.distributed.DistBackendError("NCCL error"), "peer", here))
+    (folder / f"{rank}.json").write_text(json.dumps(seen))
+
+
+def test_an_error_on_all_ranks_costs_its_strategy_and_another_one_the_run(tmp_path):
+    worlds.in_world(2, tmp_path, functools.partial(broken, tmp_path))
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [[True, False, False]] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "lacks"), [("context", "cuda", "ring attention"), ("data", "cuda", ""), ("data", "mps", "no fp64")]
+)
+def test_the_proof_takes_fp64_where_the_device_computes_in_it(name, kind, lacks, monkeypatch):
+    weights = []
+    monkeypatch.setattr(strategies, "_differences", lambda job, *_: weights.append(job.weights) or (0.0, 0.0, 0.0))
+    proof = strategies.prove(ParallelConfig(nproc=2).job(name, "", 2), torch.device(kind))
+    assert weights == (["fp32"] if lacks else ["fp64", "fp32"])
+    assert all(lacks in reason for reason in proof["why"].values()) and bool(proof["why"]) == bool(lacks)

@@ -1,15 +1,22 @@
 """Training by two ranks, alike and unlike, against one rank, against itself and against transformers alone."""
 
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 import training_cases as cases
 import transformers
+from accelerate.state import AcceleratorState
 from worlds import in_ranks
 
 from benchlib.benchmarks.squad import run as squad
+from benchlib.benchmarks.squad import trainer
+from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.config.schema import save_config
-from benchlib.core.errors import UserError
+from benchlib.core.errors import RunBroken, UserError
 from benchlib.core.events import EventWriter, Moment, read_events
 from benchlib.results.run import Run
 from benchlib.runtime import checkpoint
@@ -167,6 +174,41 @@ def test_the_peak_of_the_memory_is_that_of_the_training(group, held, model, tmp_
     rank = Rank(config, tmp_path, World(), EventWriter(tmp_path, "rank0"), Moment.now())
     tables = squad.measure(rank)
     assert tables["run"][0]["device_memory_gb"] == tables["ranks"][0]["device_gb"] == 1.0
+
+
+def test_the_trainer_takes_the_device_of_its_rank_and_no_other(group, tmp_path, monkeypatch):
+    """Of eight pretended GPUs, by a rank that nobody gave LOCAL_RANK, as srun does not."""
+    answers = {"is_available": True, "device_count": 8, "set_device": None, "is_bf16_supported": True}
+    for name, value in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    here, before = World(0, 1, 3, 4, torch.device("cuda", 3), "nccl"), dict(os.environ)
+    config, plan = SquadConfig(backend="cuda", engine="trainer"), SimpleNamespace(planned_steps=3)
+    try:
+        with pytest.raises(RunBroken, match="takes cuda:0 of 8 devices"):
+            trainer.check_place(trainer.arguments(config, str(tmp_path), plan), here)
+        with trainer.placed(here):
+            args = trainer.arguments(config, str(tmp_path), plan)
+            trainer.check_place(args, here)
+            assert (args.device, args.n_gpu) == (here.device, 1)
+        # One visible device for each rank: it is number 0 whatever the rank's place.
+        with trainer.placed(replace(here, device=torch.device("cuda", 0))):
+            assert trainer.arguments(config, str(tmp_path), plan).device == torch.device("cuda", 0)
+        assert dict(os.environ) == before
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_the_trainer_counts_tokens_without_asking_the_device():
+    """Nothing can be read of a tensor on the device ``meta``: an attempt is an error."""
+    recorder = object.__new__(trainer.Recorder)
+    loaded, world = SimpleNamespace(flops=SimpleNamespace(of=lambda rows, length: 1.0)), SimpleNamespace(size=1)
+    recorder.task, recorder._loss = SimpleNamespace(loaded=loaded, rank=SimpleNamespace(world=world)), 0.0
+    recorder._counts = np.zeros(4)
+    tokens = torch.ones(2, 8, dtype=torch.long, device="meta")
+    recorder.count({"input_ids": tokens, "attention_mask": tokens}, 11, torch.ones((), device="meta"))
+    assert recorder._counts.tolist() == [2, 11, 16, 1]
 
 
 def test_xla_runs_the_same_benchmark(model, tmp_path, monkeypatch):

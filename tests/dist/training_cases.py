@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import json
+import os
 import shutil
 from unittest import mock
 
@@ -98,7 +99,17 @@ def whole(config, run_dir, events):
 
 
 def trainer(config, run_dir, events):
-    """Run the whole benchmark once with each padding; the results are in folders of these names."""
+    """Run the whole benchmark once with each padding; the results are in folders of these names.
+
+    The ranks have the names that srun gives them, of which accelerate knows none.
+    """
+    names = {
+        "RANK": "PROCID",
+        "WORLD_SIZE": "STEP_NUM_TASKS",
+        "LOCAL_RANK": "LOCALID",
+        "LOCAL_WORLD_SIZE": "STEP_TASKS_PER_NODE",
+    }
+    os.environ.update({f"SLURM_{theirs}": os.environ.pop(ours) for ours, theirs in names.items()})
     for padding in PADDINGS:
         whole(config.model_copy(update={"trainer_padding": padding}), run_dir / padding, events)
 

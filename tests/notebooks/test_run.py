@@ -158,3 +158,31 @@ def test_papermill_by_hand_refuses_an_unknown_parameter_before_any_rank(tmp_path
     with pytest.raises(UserError, match=words):
         done.raise_error()
     assert not (tmp_path / "outputs").exists()
+
+
+# What every interpreter reads at its start: the extra `notebooks` looks as if it was not installed.
+HIDE = """
+from importlib.machinery import PathFinder
+HIDDEN = "IPython ipykernel ipywidgets jupyter_client jupyter_core latex2mathml matplotlib mistune nbclient nbconvert nbformat nh3 papermill"
+found = PathFinder.find_spec
+PathFinder.find_spec = classmethod(lambda cls, name, *more: None if name.split(".")[0] in HIDDEN.split() else found(name, *more))
+"""
+
+
+def test_without_jupyter_a_run_is_judged_and_a_line_says_that_there_is_no_report(joined, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(HIDE)
+    env = joined.env | {"PYTHONPATH": f"{tmp_path}:{joined.env['PYTHONPATH']}"}
+
+    def call(*words):
+        command = [sys.executable, "-m", "benchlib.cli", *words]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=170, check=False)
+
+    done = call("run", "tally", "--backend", "cpu", "--out", str(tmp_path / "out"))
+    run_dir = run_dir_of(tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no report" in done.stdout and "pip install 'benchlib[notebooks]'" in done.stdout
+    assert json.loads((run_dir / "verdict.json").read_text())["verdict"] == "PASS"
+    assert not (run_dir / "report.html").exists() and not (run_dir / "notebook.ipynb").exists()
+    asked = call("report", str(run_dir))
+    assert (asked.returncode, asked.stderr.count("not installed: pip install 'benchlib[notebooks]'")) == (2, 1)
+    assert "a fault of benchlib itself" not in asked.stderr

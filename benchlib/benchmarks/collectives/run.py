@@ -20,7 +20,7 @@ from benchlib.benchmarks.collectives.plan import Schedule, Weight, headline, ove
 from benchlib.benchmarks.collectives.sockets import ALL_RANKS, BOUND_OF, ONE_WAY, sockets
 from benchlib.config import cluster
 from benchlib.core.definitions import busbw_gbps
-from benchlib.runtime.group import all_gather_objects
+from benchlib.runtime.group import all_gather_objects, transports
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.workloads import collective_timing as timing
 from benchlib.workloads.collective_ops import DTYPES, Place
@@ -69,7 +69,8 @@ def measure(rank: Rank) -> Tables:
     compared = [row for rows in tables.values() for row in rows if "checked_elements" in row]
     lines = curves(tables["series"])
     ratios = ratio_rows(lines, ranks)
-    gbps, source = cluster.load(config.cluster).links.claimed(config.nnodes == 1)
+    claims = cluster.load(config.cluster).links
+    gbps, source = claims.claimed(config.nnodes == 1)
     claim = {"gbps": gbps, "source": source, "why": {"bytes": "it holds for any"}}
     return tables | {
         "run": [{name: sum(row[name] for row in compared) for name in ("wrong_elements", "checked_elements")}],
@@ -77,6 +78,7 @@ def measure(rank: Rank) -> Tables:
         "ratios": ratios,
         "crossover": crossover_rows(ratios),
         "links": [{"bound": "link"} | (claim if gbps else {"status": "skipped", "reason": source or NO_CLAIM})],
+        "ways": [{"way": way, "rdma": claims.inter_node_rdma} for way in transports(rank.run_dir, rank.world)],
         "plan": bench.plan,
         "unsupported": [dict(zip(KIND, kind, strict=True)) | {"reason": reason} for kind, reason in missing.items()],
         "nccl_tests": [row | _here(row, tables["series"], ranks) for row in foreign],

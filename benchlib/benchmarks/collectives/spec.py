@@ -9,7 +9,9 @@ from typing import Any
 
 from benchlib.benchmarks.collectives.config import COMPARABLE_US, NO_BUS, CollectivesConfig
 from benchlib.core.definitions import BUS_FACTORS, algbw_samples, busbw_samples, size_text
+from benchlib.core.text import listing
 from benchlib.judge.checks import Check as Judged
+from benchlib.runtime.transport import SOCKET
 from benchlib.spec.charts import Chart, Line, bars, grid, lines, stacked
 from benchlib.spec.checks import Check, above_zero, below, reached, rule, zero
 from benchlib.spec.spec import Bound, Metric, Published, Show, Spec, each, run_metrics, run_table
@@ -96,6 +98,7 @@ SERIES = "{operation} {variant} {reduction} {dtype} {in_place}, {bytes}"
 series = Table("series", SERIES, [*case, Col("curve"), flaw, *claimed, *compared], _exchange, "{first}")
 bounds = Table("bounds", "{bound}, {bytes}", [bound, size, times, rate, *compared], note="{first}")
 links = Table("links", "claimed link", [bound, size, Col("gbps", "Gbps", "claimed"), Col("source")])
+ways = Table("ways", "{way}", [Col("way", label="way of the data"), Col("rdma", label="claimed adapters")], later=True)
 
 limit = Col("bound_gbps", "Gbps", "of the limit", algbw_samples, "bytes bound_times_us", True)
 share = Col("share", "ratio", "share, both interleaved", _shares, "busbw_gbps bytes bound_times_us", True)
@@ -180,6 +183,20 @@ def _unclaimed(run: Rows) -> str:
     if run.world == 1:
         return "one rank has no bus"
     return "" if links.ran().rows(run) else "; ".join(str(link["reason"]) for link in links.rows(run))
+
+
+def _ways_unknown(run: Rows) -> str:
+    """Return why the ways of the data are not held against a claim."""
+    if not (rows := ways.rows(run)):
+        return "the library did not say by which ways it moved the data"
+    return "" if rows[0]["rdma"] else "the profile claims no adapters that move data themselves (inter_node_rdma)"
+
+
+def _ways(check: Check, run: Rows) -> Judged:
+    named = [str(row["way"]) for row in ways.rows(run)]
+    return check.answer(
+        "FAIL" if SOCKET in named else "PASS", f"data moved by {listing(named)}", limit="adapters, no sockets"
+    )
 
 
 def _unnamed(run: Rows) -> str:
@@ -268,10 +285,11 @@ with_data = series.unless(operation="barrier")
 to_one_process = (gradients["max_difference"], gradients["tolerance"])
 ALL_RIGHT = "Is every element of every result correct, on every rank?"
 FASTER_THAN_LINKS = "Does no operation move more than the links are claimed to carry?"
+BY_ADAPTERS = "Do the nodes exchange data by the adapters that are claimed, and not by sockets?"
 SAME_GRADIENTS = "Does training over each library give the gradients of a single process?"
 FAST_ENOUGH = "Do gradients travel fast enough, over all buckets of a step?"
 SPEC = Spec(
-    tables=[*EVERY, links, fits, ratios, crossover, gradients, plan, unsupported, nccl, run],
+    tables=[*EVERY, links, ways, fits, ratios, crossover, gradients, plan, unsupported, nccl, run],
     metrics=[
         *(metric for op in OPS.values() for metric in _metrics(op)),
         Metric("allreduce_alpha_us", start_up["alpha_us"], basis="{points} sizes, residual {residual}"),
@@ -290,6 +308,7 @@ SPEC = Spec(
         zero("right results", ALL_RIGHT, *all_wrong, rule="right results"),
         above_zero("all verified", "Was every timed result also compared?", with_data["checked_elements"]),
         rule("possible bandwidth", FASTER_THAN_LINKS, "busbw below the links", unless=_unclaimed),
+        Check("links", BY_ADAPTERS, judge=_ways, unless=_ways_unknown, when=lambda config: config.nnodes > 1),
         below("same gradients", SAME_GRADIENTS, to_one_process, unless=_unnamed),
         Check("whole plan", "Did everything that was planned fit the time?", judge=_whole_plan),
         reached("gradient all-reduce", FAST_ENOUGH, buckets["busbw_gbps"], "target_allreduce_gbps", sign=">"),
@@ -314,6 +333,7 @@ SPEC = Spec(
         Show("Median time by size", curves.pick(_few_sizes), "operation variant times_us", across="bytes"),
         Show("Shares of the limits", shares, "operation variant bytes busbw_gbps bound bound_gbps share target"),
         Show("Start-up time and bandwidth", fits),
+        Show("Ways of the data, as NCCL says", ways),
         Show("The same gradients over each library", gradients),
         Show("Unsupported", unsupported),
         Show("Plan", plan),

@@ -26,10 +26,10 @@ from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import Event, keep_alive, read_events
 from benchlib.core.files import atomic_path
-from benchlib.core.machine import usable_cores
+from benchlib.core.machine import BACKENDS, usable_cores
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
-from benchlib.workloads.llm import articles, served
+from benchlib.workloads.llm import articles, decoders, served
 from benchlib.workloads.llm.articles import Summaries
 from benchlib.workloads.llm.engines import Policy, Settings
 from benchlib.workloads.llm.load import QUERY
@@ -68,6 +68,8 @@ def measure(rank: Rank) -> Tables:
     bench = Bench(rank, config.model_copy(update={"samples": run["samples"]}), data, run)
     if config.engine == "http":
         _meet(bench)
+    elif config.engine != "sim" and (note := decoders.attention_note(config.model)):
+        rank.events.emit("log", message=note)
     bench.tables["reduced"] = [row for scenario in config.scenarios for row in bench.config.reduced(scenario)]
     began_s = time.time()
     for scenario in config.scenarios:
@@ -129,6 +131,8 @@ def _meet(bench: Bench) -> None:
     finally:
         dispatcher.stop()
     bench.run["paid_devices"] = len(dispatcher.workers)  # each a machine of its own, of which this one knows no more
+    for note in dict.fromkeys(worker.note for worker in dispatcher.workers if worker.note):
+        events.emit("log", message=note)
     first, text = dispatcher.workers[0], any(worker.text for worker in dispatcher.workers)
     bench.run["simulated"] = sim = first.engine == "sim"
     bench.run["scope"] = config.scope(first.model, sim, text)
@@ -139,7 +143,8 @@ def _settings(bench: Bench) -> Settings:
     longest = max(map(len, bench.data.prompts)) + config.max_new
     return Settings(
         **config.model_dump(include={"model", "precision", "slots", "shrink", "step_s", "served_model"}),
-        device=str(devices.device(config.backend, 0)),
+        # By name: the process of the test opens it, and this one keeps no context beside it.
+        device=BACKENDS[config.backend].device_type,
         threads=torch.get_num_threads(),
         positions=math.ceil(longest / 64) * 64,
         fixed_length=config.random,

@@ -215,7 +215,7 @@ class Runner:
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         inputs, targets = map(self.way.share, tokens(self.way.job, self.number))
         self.number += 1
-        return inputs.to(self.way.device), targets.to(self.way.device)
+        return devices.moved(inputs, self.way.device), devices.moved(targets, self.way.device)
 
 
 def _row(job: Job, ranks: list[Row], stages: list[Row]) -> Row:

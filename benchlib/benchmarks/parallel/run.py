@@ -7,7 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from statistics import fmean, median
+
+import torch.distributed as dist
 
 from benchlib.benchmarks.parallel import analysis
 from benchlib.benchmarks.parallel.config import ParallelConfig
@@ -18,6 +21,7 @@ from benchlib.benchmarks.parallel.shapes import STRATEGIES, Job, Shape
 from benchlib.benchmarks.parallel.strategies import ShardedModel, prepare, prove
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.events import keep_alive
+from benchlib.launch.diagnosis import is_secondary
 from benchlib.runtime import devices, peaks
 from benchlib.runtime.group import World, all_gather_objects, barrier
 from benchlib.runtime.measurement import Rank, Tables
@@ -29,6 +33,7 @@ from benchlib.workloads.collective_timing import Case, Exercise, Pace, interleav
 
 PEAK_S, COPY_S = 0.2, 0.1
 MAX_BATCH = 65536  # of a copy and micro-batch
+BROKE_S = 20.0  # between the first and the last rank that raises the same error
 ALONE = 3  # steps of the compute of a rank
 LINK_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
 PROOF = ("loss_error", "weight_error", "loss_error_fp32", "gradient_error")
@@ -57,11 +62,20 @@ def measure(rank: Rank) -> Tables:
             row = _one(job, rank, forecast, tables)
         except BackendUnavailable as error:
             row = job.row() | {"status": "skipped", "obstacle": obstacle or "library", "reason": str(error)}
+        except RuntimeError as error:
+            if not everywhere(error, job.key, here):
+                raise
+            row = job.row() | {"status": "failed", "obstacle": "error", "reason": " ".join(str(error).split())[:500]}
         tables["strategies"].append(row)
     tables["batches"] = list[Row]()
     if config.find_max_batch:
         events.emit("phase", name="batch", text="finding the largest batches")
-        own = [job for job, obstacle, _ in plans.values() if not job.scaling and obstacle in ("", "memory")]
+        broken = {row["key"] for row in tables["strategies"] if row["status"] == "failed"}
+        own = [
+            job
+            for job, obstacle, _ in plans.values()
+            if not job.scaling and obstacle in ("", "memory") and job.key not in broken
+        ]
         for job in own:
             with keep_alive(events, config.budget_s):
                 tables["batches"] += batches(job, rank, limit, largest.SEARCH_SHARE * config.budget_s / len(own))
@@ -80,6 +94,22 @@ def measure(rank: Rank) -> Tables:
     facts["model_error"] = analysis.off(tables["strategies"])
     facts["why"] = {name: "not asked for, or nothing to tell it by" for name, value in facts.items() if value is None}
     return tables | {"run": [facts]}
+
+
+def everywhere(error: RuntimeError, key: str, here: World) -> bool:
+    """Whether all ranks raised an error of their own at the same strategy, so that they can go on together. Each that did calls it.
+
+    They ask the store: a rank without an error is in the middle of an exchange, and must not take part in another one.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    if is_secondary(error):
+        return False
+    store.set(f"broke/{key}/{here.rank}", "")
+    try:
+        store.wait([f"broke/{key}/{rank}" for rank in range(here.size)], timedelta(seconds=BROKE_S))
+    except RuntimeError:  # some did not
+        return False
+    return True
 
 
 def _peaks(config: ParallelConfig, here: World) -> Row:

@@ -39,6 +39,16 @@ _KERNELS = {  # of accelerators, likewise
     "optimizer": re.compile(".*(adam|multi_tensor)", re.I),
 }
 _COLLECTIVE = re.compile("(gloo|nccl|xccl|ucc|mpi):")
+# Bytes of an element by the profiler's name of its type; any other has four.
+_SIZES = {
+    "double": 8,
+    "long int": 8,
+    "c10::BFloat16": 2,
+    "c10::Half": 2,
+    "unsigned char": 1,
+    "signed char": 1,
+    "bool": 1,
+}
 # AdamW by parameter, fp32: weight, gradient and two moments are read, three of them written.
 UPDATE_FLOPS, UPDATE_BYTES = 15, 28
 SHOWN = 12  # single operations of a strategy
@@ -100,16 +110,23 @@ def read(profiler: Any, device: torch.device, steps: int, counter: Counter, upda
     """
     named, talk, compute = defaultdict[str, list[float]](list), list[Any](), list[Span]()
     events = profiler.events()
-    updates = [_span(event) for event in events if event.name.startswith("Optimizer.step")]
+    of_host = [event for event in events if event.device_type == DeviceType.CPU]
+    updates = [_span(event) for event in of_host if event.name.startswith("Optimizer.step")]
     if devices.has_events(device):
-        for event in (event for event in events if event.device_type != DeviceType.CPU):
+        # Among the kernels lie the spans of annotations (an optimizer's step, an exchange, a whole pass): they are no kernels.
+        for event in (
+            event for event in events if event.device_type != DeviceType.CPU and not event.is_user_annotation
+        ):
             kind = _first(_KERNELS, event.name)
             named[kind].append(event.time_range.elapsed_us())
             if kind == "communication":
                 talk.append(event)
             else:
                 compute.append(_span(event))
+        # A kernel has no shapes: those are with the call on the host.
+        calls = [event for event in of_host if _COLLECTIVE.match(event.name)]
     else:
+        calls = talk
         for event in events:
             begin, end = _span(event)
             if event.name.startswith("aten::"):
@@ -120,8 +137,7 @@ def read(profiler: Any, device: torch.device, steps: int, counter: Counter, upda
                 talk.append(event)
             elif _pure(event):
                 compute.append((begin, end))
-    spans, shapes = [_span(event) for event in talk], [event.input_shapes for event in talk]
-    size = sum(4 * math.prod(inputs[0]) for inputs in shapes if inputs and inputs[0])
+    spans, size = [_span(event) for event in talk], sum(map(_bytes, calls))
     whole = {"time_s": union(spans) / steps, "calls": len(talk) / steps, "bytes": size / steps}
     rows = dict[str, Row]()
     for name in CLASSES:
@@ -130,7 +146,7 @@ def read(profiler: Any, device: torch.device, steps: int, counter: Counter, upda
     rows["optimizer"] |= {"flops": UPDATE_FLOPS * updated, "bytes": UPDATE_BYTES * updated}
     rows["communication"] |= whole
     exposed_s = (union([*spans, *compute]) - union(compute)) / steps
-    own = _single(events, updates, steps, counter, devices.has_events(device))
+    own = _single(of_host, updates, steps, counter, devices.has_events(device))
     return {"kernels": list(rows.values()), "operations": own, "exposed_s": exposed_s}
 
 
@@ -148,6 +164,12 @@ def _single(events: Any, updates: list[Span], steps: int, counter: Counter, on_d
         if sum(times[name])
     ]
     return sorted(rows, key=lambda row: -row["time_s"])[:SHOWN]
+
+
+def _bytes(event: Any) -> int:
+    """Return the bytes of the first tensor of an exchange; 0 where the profiler does not tell its shape."""
+    shapes, kinds = event.input_shapes, event.input_dtypes
+    return _SIZES.get(kinds[0], 4) * math.prod(shapes[0]) if shapes and shapes[0] and kinds else 0
 
 
 def _span(event: Any) -> Span:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchlib.benchmarks.parity.recording import Arrays, Recording
+from benchlib.core.text import shortened
 from benchlib.workloads import numerics
 from benchlib.workloads.executors import Member
 from benchlib.workloads.numerics import (
@@ -159,7 +160,9 @@ class _Comparison:
         """Add logits, cosines and spans by case."""
         outputs, base = self.candidate.outputs, self.reference.recording.outputs
         decided, differing, pairs = 0, list[str](), list[tuple[np.ndarray, np.ndarray]]()
-        for case in sorted({key.rpartition("/")[0] for key in [*outputs, *base]}):
+        if left := self.candidate.meta.get("left_out", []):
+            self.lacks(LOGITS, f"not for this kernel, which takes no attention mask: {shortened(left)}")
+        for case in sorted({key.rpartition("/")[0] for key in [*outputs, *base]}.difference(left)):
             keys = [f"{case}/{head}" for head in HEADS]
             wrong = [f"{key}: {note}" for key in keys if (note := unlike(outputs.get(key), base.get(key)))]
             if wrong:

@@ -10,7 +10,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,21 @@ from benchlib.benchmarks.parity import golden, recording, switches, weights
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.inputs import Case, Inputs, padded, repeated
 from benchlib.config.schema import load_config
+from benchlib.core.errors import BackendUnavailable
 from benchlib.core.machine import cpu_model, versions
 from benchlib.runtime import devices
 from benchlib.workloads.answer_loss import answer_losses
 from benchlib.workloads.executors import MEMBERS, Member
 from benchlib.workloads.executors.eager import Executor, autocast, device_name
-from benchlib.workloads.numerics import BATCH, CURVE, GRADIENTS, LAYERS, LOSS, PADDING, max_abs
+from benchlib.workloads.model_files import attention_note
+from benchlib.workloads.numerics import BATCH, CURVE, GRADIENTS, LAYERS, LOSS, PADDING, REPEATS, max_abs
 from benchlib.workloads.stablehlo.export import pair
 
 Arrays = dict[str, np.ndarray]
 LATENCY, LATENCY_LENGTH = "latency_ms", 128  # tokens of the timed input
 WARMUP = 10  # untimed forward passes before the timed ones
 REPETITIONS = 5  # of one input, which must be bit-identical
+UNMASKED = "the kernel takes no attention mask, which padded inputs need"
 _LOADED = transformers.models.bert.modeling_bert  # the embedded model's, which transformers loads when it is used
 _VERSIONS = ("benchlib", "python", "torch", "transformers", "numpy", "safetensors")
 
@@ -67,6 +70,10 @@ def record(run_dir: Path, name: str, work: Path, tell: Callable[[Any], None]) ->
     where = devices.device(backend)
     inputs = Inputs(place)
     model, model_sha256 = weights.loaded(place, member.attention)
+    if candidate and (note := attention_note(model, member.attention)):
+        if member.kernel and (member.name == member.kernel or member.name.startswith("sdpa_")):
+            raise BackendUnavailable(note)  # the kernel is what it is about
+        member = replace(member, attention="eager")  # which its description then says
     weights.inject(model, config.planted_layer if candidate else -1)
     switched = switches.hold(member, where)
     executor = make(model, member, where, inputs.tensors("layer"), work)
@@ -127,8 +134,13 @@ class Exercise:
         timed = latency and self.config.latency_runs > 0
         if not timed:
             self.absent[LATENCY] = "latency_runs = 0" if latency else "not timed"
-        parts = [self._outputs, self._repeats, self._invariance, self._layers]
-        parts += [self._gradients] * (not graph) + [self._latency] * timed + [self._curve] * (not graph)
+        if not self.member.masks:
+            self.absent |= dict.fromkeys((LOSS, GRADIENTS, CURVE, BATCH, PADDING, LAYERS), UNMASKED)
+        whole = self.member.masks
+        parts = [self._outputs, self._repeats] + [self._invariance, self._layers] * whole
+        parts += (
+            [self._gradients] * (whole and not graph) + [self._latency] * timed + [self._curve] * (whole and not graph)
+        )
         for number, part in enumerate(parts):
             self.tell({"done": number, "total": len(parts), "unit": part.__name__.removeprefix("_")})
             part()
@@ -140,7 +152,12 @@ class Exercise:
 
     def _outputs(self) -> None:
         dev: list[np.ndarray] = []  # (2, T) each
-        for case in self.inputs.of("data", "edge", "layer", "dev"):
+        cases = self.inputs.of("data", "edge", "layer", "dev")
+        # By the names of what is compared: the dev set is one.
+        names = {case: "dev" if case.kind == "dev" else case.id for case in cases}
+        left = {names[case] for case in cases if not self._takes(case)}
+        self.facts |= {"left_out": sorted(left)} if left else {}
+        for case in (case for case in cases if names[case] not in left):
             tensors = self.inputs.tensors(case.id)
             logits = self._pair(tensors)
             if case.kind == "dev":
@@ -150,12 +167,18 @@ class Exercise:
         if dev:
             self.outputs["dev/start"], self.outputs["dev/end"] = np.concatenate(dev, axis=1)
 
+    def _takes(self, case: Case) -> bool:
+        return self.member.masks or bool(self.inputs.tensors(case.id)["attention_mask"].all())
+
     def _middle(self) -> Case:
-        """Return the data case with the most rows at a middle length."""
-        data = self.inputs.of("data")  # the smallest first
+        """Return the data case with the most rows at a middle length, of those that the member takes."""
+        data = [case for case in self.inputs.of("data") if self._takes(case)]  # the smallest first
         return [case for case in data if case.length == data[len(data) // 2].length][-1]
 
     def _repeats(self) -> None:
+        if not any(map(self._takes, self.inputs.of("data"))):
+            self.absent[REPEATS] = UNMASKED
+            return
         tensors = self.inputs.tensors(self._middle().id)
         first = self._pair(tensors)
         others = [self._pair(tensors) for _ in range(REPETITIONS - 1)]

@@ -22,7 +22,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path
 from benchlib.runtime import checkpoint
 from benchlib.workloads import encoders
-from benchlib.workloads.model_files import NO_CODE
+from benchlib.workloads.model_files import NO_CODE, with_attention
 
 _BASE_NAMES = ("bert-base", "google-bert/bert-base")  # what a BERT-base's name begins with on the hub
 _LAYER = re.compile(r"(layers?|blocks?|h)\.\d+$")
@@ -94,7 +94,11 @@ def loaded(golden: Path, attention: str) -> tuple[Any, str]:
     encoders.quiet()
     settings = AutoConfig.from_pretrained(str(golden / "model"), **NO_CODE)
     encoders.check_kind(str(golden), settings)
-    model: Any = AutoModelForQuestionAnswering.from_config(settings, attn_implementation=attention, dtype=torch.float32)
+
+    def make(attention: str) -> Any:
+        return AutoModelForQuestionAnswering.from_config(settings, attn_implementation=attention, dtype=torch.float32)
+
+    model: Any = with_attention(make, attention)
     model.load_state_dict(load_file(golden / WEIGHTS))
     return model.float().eval(), sha256(_state(model))
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
-from benchlib.core.errors import RunBroken
+from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices
 from benchlib.runtime.group import all_gather_objects, barrier
@@ -34,17 +34,22 @@ from benchlib.workloads.training import Cost, Plan, Row, Trained, Work, data_par
 # falls with small ones. Their tokens are independent anyway.
 BLOCK, LARGE_BLOCK = 32, 1024
 MAX_BATCH = 65536
+UNASKED = "nothing was compiled"
 MAX_ENTROPY = 1 << 22  # of a larger vocabulary the closed form is exact to five digits
 
 
 @dataclass(frozen=True)
 class Task:
-    """What an engine trains on: ``batch`` samples per rank and step, products in ``precision``."""
+    """What an engine trains on: ``batch`` samples per rank and step, products in ``precision``.
+
+    ``uncompiled`` says why the tuned engine runs call by call; '' if it is compiled.
+    """
 
     rank: Rank
     source: Source
     precision: str
     batch: int
+    uncompiled: str = UNASKED
 
     @property
     def config(self) -> Seq2seqConfig:
@@ -89,7 +94,7 @@ class Engine(Work):
         self.name, self.task, self.device = name, task, task.rank.world.device
         self.cached: list[float | None] = []
         self.model: Plain = self._fresh()
-        if name == "tuned" and task.config.compile:
+        if name == "tuned" and not task.uncompiled:
             self.model.hidden = torch.compile(self.model.hidden)  # type: ignore[method-assign]
         alone = task.rank.world.size == 1
         self.module: torch.nn.Module = self.model if alone else data_parallel(self.model, self.timer)
@@ -118,7 +123,7 @@ class Engine(Work):
         if isinstance(source, Shards) and self.task.rank.world.local_rank == 0:
             self.cached.append(source.settle())
         parts, weights = zip(*share(self.task, epoch, steps), strict=True)
-        loaded = zip(source.batches(parts, pin=self.device.type == "cuda"), weights, strict=True)
+        loaded = zip(source.batches(parts, pin=devices.has_events(self.device)), weights, strict=True)
         return ((tokens.to(self.device, non_blocking=True), weight, True) for tokens, weight in loaded)
 
     def differentiate(self, batch: torch.Tensor, weight: float, last: bool, step: int) -> torch.Tensor:
@@ -186,11 +191,14 @@ def _timed(engine: Engine, batch: torch.Tensor, weight: float, update: bool = Tr
 def one_trial(config: Seq2seqConfig, batch: int, limit_bytes: int) -> Trial:
     """Train some steps on ``batch`` samples within ``limit_bytes``; the engine that holds more where both will run."""
     device = devices.device(config.backend)
-    precision = devices.mixed_precision(device) if config.amp else "fp32"
+    precision, held = devices.mixed_precision(device) if config.amp else "fp32", list[torch.Tensor]()
 
     def prepare() -> Callable[[], None]:
         model = ENGINES["tuned" if config.engine == "tuned" else "plain"](**config.shape).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
+        # Where both engines run, the other one stays while this one works: its weights and two moments, with DDP its gradients.
+        other = (3 + (config.world_size > 1)) * config.parameters if config.engine == "both" else 0
+        held.append(torch.ones(other, device=device))
         pairs = Pairs(batch, config.sequence, config.vocabulary, config.seed)
         tokens = torch.from_numpy(generate(pairs, np.arange(batch))).to(device)
 
@@ -215,13 +223,14 @@ def measure(rank: Rank) -> Tables:
     batch, batches, searched = _batch(rank)
 
     events.emit("phase", name="model")
-    task = Task(rank, _source(rank, config.epoch_samples, in_memory=True), precision, batch)
+    uncompiled = _uncompiled(rank)
+    task = Task(rank, _source(rank, config.epoch_samples, in_memory=True), precision, batch, uncompiled)
     names = ["plain", "tuned"] if config.engine == "both" else [config.engine]
     engines = [Engine(name, task) for name in names]
     trainer = engines[-1]
     if (counted := sum(map(torch.numel, trainer.model.parameters()))) != config.parameters:
         raise RunBroken(f"the model has {counted:,} parameters, and the config says {config.parameters:,}")
-    words = "compiling" if config.compile and names[-1] == "tuned" else "first pass"
+    words = "first pass" if uncompiled or names[-1] != "tuned" else "compiling"
     events.emit("phase", name="warmup", text=words)
     compared = compare(task, engines)
     del engines
@@ -244,12 +253,13 @@ def measure(rank: Rank) -> Tables:
     skipped: Row = {"status": "skipped", "reason": unmeasured}
     disk = skipped if unmeasured else _disk(replace(task, source=probe), trained, warm * per_epoch)
     trained.tables = {"epochs": _epochs(trained, trainer, per_epoch, warm), "batches": batches, "disk": [disk]}
-    trained.tables["engines"] = _engines(config, compared)
+    trained.tables["engines"] = _engines(config, compared, uncompiled)
     tables = training.rows(trained, rank, products, first, warm=warm * per_epoch)
     vocabulary, scope = config.vocabulary, config.scope(samples)
     floor = entropy(vocabulary) if vocabulary <= MAX_ENTROPY else math.log(vocabulary) + math.log(2) - 1
     identity: Row = {"data_dir": "a disk" if config.data_dir else ""}
     identity |= {"batch_size": task.batch} if config.batch else {}
+    identity |= {"compile": False} if uncompiled else {}
     identity |= {"samples": samples} if samples != config.epoch_samples else {}
     for row in tables.get("run", []):
         row["why"] |= {name: "batch = auto was not asked for" for name, value in searched.items() if value is None}
@@ -274,6 +284,21 @@ def measure(rank: Rank) -> Tables:
             "data_s": data_s,
         }
     return tables
+
+
+def _uncompiled(rank: Rank) -> str:
+    """Return why the tuned engine is not compiled, on all ranks alike; '' if it is."""
+    if not rank.config.compile:
+        return UNASKED
+    lack = ""
+    try:
+        devices.compiler(rank.world.device)
+    except BackendUnavailable as error:
+        lack = str(error)
+    lack = next(filter(None, all_gather_objects(lack)), "")
+    if lack and rank.world.main:
+        rank.events.emit("log", message=f"the tuned engine runs uncompiled: {lack}")
+    return lack
 
 
 def _batch(rank: Rank) -> tuple[int, list[Row], Row]:
@@ -374,16 +399,16 @@ def _epochs(trained: Trained, trainer: Engine, per_epoch: int, warm: int) -> lis
     ]
 
 
-def _engines(config: Seq2seqConfig, compared: dict[str, Row]) -> list[Row]:
+def _engines(config: Seq2seqConfig, compared: dict[str, Row], uncompiled: str) -> list[Row]:
     """Return a row for each engine: its interleaved steps, and how much faster than the plain one the tuned one is."""
     asked, first_s = f"engine = {config.engine}", {name: row.pop("first_s") for name, row in compared.items()}
-    none: Row = {"ratios": None, "compile_s": None, "why": {"ratios": asked, "compile_s": "nothing was compiled"}}
+    none: Row = {"ratios": None, "compile_s": None, "why": {"ratios": asked, "compile_s": uncompiled or UNASKED}}
     skipped: Row = {"status": "skipped", "reason": asked}
     rows: list[Row] = [{"engine": name, **none, **compared.get(name, skipped)} for name in ("plain", "tuned")]
     plain, tuned = rows
     if len(compared) > 1:
         tuned["ratios"] = list(map(truediv, plain["step_s"], tuned["step_s"]))
         tuned["why"] = {name: reason for name, reason in tuned["why"].items() if name != "ratios"}
-    if config.compile and "tuned" in compared:
+    if not uncompiled and "tuned" in compared:
         tuned["compile_s"] = max(0.0, first_s["tuned"] - median(tuned["step_s"]))
     return rows

@@ -7,9 +7,10 @@ rising rates until a limit is missed. Last a worker is killed and started again 
 import contextlib
 import gc
 import itertools
+import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +29,8 @@ from benchlib.core.events import EventWriter, Moment, keep_alive
 from benchlib.core.files import atomic_path, write_json
 from benchlib.core.machine import BACKENDS
 from benchlib.core.stats import average
+from benchlib.core.text import counted
+from benchlib.results.run import Run
 from benchlib.workloads.llm import served
 from benchlib.workloads.llm.dispatch import Dispatcher
 from benchlib.workloads.llm.engines import Policy, Settings
@@ -125,6 +128,8 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
         # Names become addresses; nobody is measured cold.
         with bench.client(bench.urls, config.startup_timeout_s) as (client, dispatcher):
             bench.urls = [worker.url for worker in dispatcher.workers if worker.ready]
+            for note in dict.fromkeys(worker.note for worker in dispatcher.workers if worker.note):
+                events.emit("log", message=note)
             simulated = any(worker.engine == "sim" for worker in dispatcher.workers)
             client.at_once(2 * len(bench.urls))
         gc.freeze()  # what is loaded stays for good: collections look at queries alone, and seldom
@@ -184,10 +189,23 @@ def _prepare(config: ServingConfig, run_dir: Path, events: EventWriter, stack: c
         return Bench(config, events, list(config.workers), addresses.bearer_token(), prompts)
     steps = [ms * (1 + config.planted_slowdown) for ms in config.sim_step_ms]
     options = config.model_dump(include={"engine", "model", "precision"})
-    options |= {"slots": config.worker_slots, "device": BACKENDS[config.backend].device_type}
-    each = [options | {"step_ms": steps[index % len(steps)]} for index in range(config.worker_count)]
+    options["slots"] = config.worker_slots
+    places = spread(config, Run(run_dir).machine, events)
+    each = [options | {"step_ms": steps[index % len(steps)], "device": place} for index, place in enumerate(places)]
     pool = stack.enter_context(Pool(run_dir / "logs" / "workers", each, config.startup_timeout_s))
     return Bench(config, events, list(pool.urls), pool.token, prompts, pool)
+
+
+def spread(config: ServingConfig, machine: Mapping[str, Any], events: EventWriter) -> list[str]:
+    """Return the device of each worker here, in turn over those of the ``machine``; say so if several have to share one."""
+    kind = BACKENDS[config.backend].device_type
+    count = machine.get("devices", {}).get("backends", {}).get(config.backend, {}).get("count", 1)
+    if kind == "cpu" or config.engine == "sim":
+        return [kind] * config.worker_count
+    if config.worker_count > count:
+        shared = f"{config.worker_count} workers share {counted(count, 'device')}, up to {math.ceil(config.worker_count / count)} on one"
+        events.emit("log", message=f"{shared}: their rates together say nothing of more devices")
+    return [f"{kind}:{index % count}" if count > 1 else kind for index in range(config.worker_count)]
 
 
 def _rates(bench: Bench) -> None:

@@ -22,7 +22,7 @@ from benchlib.core.files import sha256, write_json
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.steps import comm_device
-from benchlib.workloads import answers, features, training
+from benchlib.workloads import answers, features, model_files, training
 from benchlib.workloads.collective_timing import Pace, Series, time_all_reduce
 from benchlib.workloads.encoders import Loaded
 from benchlib.workloads.features import Features, collate
@@ -45,6 +45,8 @@ def measure(rank: Rank) -> Tables:
     split = load_data(config)  # what comes from the hub is fetched once: its libraries lock their caches
     events.emit("phase", name="model")
     loaded = load_model(config)
+    if world.main and (note := model_files.attention_note(loaded.model, config.attention)):
+        events.emit("log", message=note)
     events.emit("phase", name="features")
     began = Moment.now()
     progress = partial(events.emit, "progress", phase="features", unit="questions")

@@ -190,7 +190,7 @@ class Native(Work):
     def batches(self, epoch: int, steps: Iterable[int]) -> Iterator[tuple[MicroBatch, float, bool]]:
         """See ``Work``; ``steps`` are counted over all epochs."""
         device = self.task.rank.world.device
-        pin = device.type == "cuda"  # page-locked memory is copied in the background
+        pin = devices.has_events(device)  # page-locked memory is copied in the background
 
         def make(part: Part) -> tuple[MicroBatch, float, bool]:
             batch = self.task.collate(part[0], self.multiple, pin)

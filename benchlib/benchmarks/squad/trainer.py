@@ -4,10 +4,13 @@ The usual recipe, to stand beside the kit's own loop: windows padded to ``max_le
 random order, gradients averaged by DDP.
 """
 
+import contextlib
 import logging
 import math
+import os
 import tempfile
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,12 +19,15 @@ import transformers
 
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.train import Task, buckets, learning_rates, make_plan, measured_step_s, qa_loss
+from benchlib.core.errors import RunBroken
 from benchlib.core.events import Moment
+from benchlib.runtime.group import World
 from benchlib.runtime.steps import Step, StepLog, compare_ranks
 from benchlib.runtime.timing import StepTimer
 from benchlib.workloads.features import MicroBatch
 from benchlib.workloads.training import Plan, Trained, begin
 
+TOKENS = "tokens"  # of a micro-batch without padding, beside its inputs
 PAD_MULTIPLE = 8  # of batches padded to their longest, as the example does for fp16 and bf16
 
 
@@ -33,13 +39,13 @@ def train(task: Task) -> Trained:
     begin(rank, plan)
     recorder = Recorder(task, plan)
     logging.getLogger("accelerate").setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+    with placed(rank.world), tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         # Its hints (pinned memory without a GPU and the like) are about the recipe, which is not ours to change.
         warnings.simplefilter("ignore")
         windows: Any = range(len(task.features))
-        trainer = CountingTrainer(
-            model, arguments(config, folder, plan), lambda part: _inputs(task, part), windows, callbacks=[recorder]
-        )
+        args = arguments(config, folder, plan)
+        check_place(args, rank.world)
+        trainer = CountingTrainer(model, args, lambda part: _inputs(task, part), windows, callbacks=[recorder])
         trainer.recorder = recorder
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
@@ -53,6 +59,37 @@ def train(task: Task) -> Trained:
     return trained
 
 
+@contextlib.contextmanager
+def placed(world: World) -> Iterator[None]:
+    """Name this rank's place as torchrun does, which is all that accelerate reads: srun, mpirun and a bare worker have other names.
+
+    Without these each rank would train alone, on the first device or on all of them. LOCAL_RANK is the number of the device.
+    """
+    number = world.local_rank if world.device.index is None else world.device.index
+    names = {"RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": number, "LOCAL_WORLD_SIZE": world.local_size}
+    own = {name: str(value) for name, value in names.items()}
+    own |= {"MASTER_ADDR": os.environ.get("MASTER_ADDR", "joined"), "MASTER_PORT": os.environ.get("MASTER_PORT", "0")}
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ |= {name: value} if value is not None else {}
+
+
+def check_place(args: transformers.TrainingArguments, world: World) -> None:
+    """Raise ``RunBroken`` if the Trainer would not train with the other ranks, or on another device than this rank's, or on several."""
+    # accelerate numbers a CPU, too.
+    other = args.device.type != world.device.type or world.device.index not in (None, args.device.index)
+    if args.world_size != world.size or args.n_gpu > 1 or other:
+        raise RunBroken(
+            f"the Trainer takes {args.device} of {args.n_gpu} devices in a world of {args.world_size}, and this rank has {world.device} "
+            f"in a world of {world.size}: start it by launcher=local or torchrun, or set engine=native"
+        )
+
+
 def _padded(task: Task, windows: Any) -> MicroBatch:
     full = task.config.trainer_padding == "max_length"
     return task.collate(np.array(windows), task.config.max_length if full else PAD_MULTIPLE)
@@ -60,7 +97,9 @@ def _padded(task: Task, windows: Any) -> MicroBatch:
 
 def _inputs(task: Task, windows: list[int]) -> dict[str, Any]:
     batch = _padded(task, windows)
-    return {**batch.inputs, "start_positions": batch.start, "end_positions": batch.end}
+    inputs = {**batch.inputs, "start_positions": batch.start, "end_positions": batch.end}
+    # Counted here: once a batch lies on a device, each number that is read of it waits for the whole queue.
+    return inputs | {TOKENS: int(batch.inputs["attention_mask"].sum())}
 
 
 def arguments(config: SquadConfig, folder: str, plan: Plan) -> transformers.TrainingArguments:
@@ -104,12 +143,12 @@ class Recorder(transformers.TrainerCallback):
         self._loss: torch.Tensor | float = 0.0
         self._counts: Any = np.zeros(4)  # samples, tokens, tokens with padding, FLOPs
 
-    def count(self, inputs: dict[str, torch.Tensor], loss: torch.Tensor) -> None:
-        """Add a micro-batch; its ``loss`` is the rank's mean, already divided by the accumulation."""
+    def count(self, inputs: dict[str, torch.Tensor], tokens: int, loss: torch.Tensor) -> None:
+        """Add a micro-batch of so many ``tokens``; its ``loss`` is the rank's mean, already divided by the accumulation."""
         rows, length = inputs["input_ids"].shape
         self._loss = self._loss + loss.detach() / self.task.rank.world.size
         flops = self.task.loaded.flops.of(rows, length)
-        self._counts += (rows, int(inputs["attention_mask"].sum()), rows * length, flops)
+        self._counts += (rows, tokens, rows * length, flops)
 
     def gather(self) -> None:
         """Share the steps that were not gathered yet; of their times only the whole step's is known."""
@@ -140,8 +179,9 @@ class CountingTrainer(transformers.Trainer):
     recorder: Recorder
 
     def training_step(self, model: Any, inputs: Any, *more: Any, **named: Any) -> torch.Tensor:
+        tokens = inputs.pop(TOKENS)
         loss = super().training_step(model, inputs, *more, **named)
-        self.recorder.count(inputs, loss)
+        self.recorder.count(inputs, tokens, loss)
         return loss
 
 

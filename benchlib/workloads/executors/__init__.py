@@ -24,7 +24,7 @@ class Member:
     ``executor`` is the class or function, ``module:name``, that makes it, in this package where it begins with a dot. ``attention``
     is transformers' implementation and ``kernel`` the kernel that scaled_dot_product_attention is held to ('' leaves
     the choice to torch). In mode ``exact`` reduced precision and nondeterminism are switched off, in ``native`` torch's
-    own defaults hold. ``gates`` says whether a difference beyond its limit fails a run; ``slow`` ones compile or export.
+    own defaults hold. Without ``masks`` the kernel takes no attention mask, and so no padded input. ``gates`` says whether a difference beyond its limit fails a run; ``slow`` ones compile or export.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Member:
     attention: Literal["eager", "sdpa"] = "sdpa"
     kernel: Literal["", "math", "flash", "efficient", "cudnn"] = ""
     mode: Literal["exact", "native"] = "exact"
+    masks: bool = True
     gates: bool = True
     slow: bool = False
 
@@ -59,7 +60,9 @@ MEMBERS: dict[str, Member] = {
         Member("bf16", ("cpu", *DEVICES), "matrix products in bfloat16 (autocast)", precision="bf16", kernel="math"),
         Member("exact", DEVICES, "math attention, no TF32, deterministic", kernel="math"),
         Member("native", ("cpu", *DEVICES), "torch's own defaults", mode="native", gates=False),
-        Member("flash", GPUS, "flash attention in bfloat16", precision="bf16", kernel="flash", gates=False),
+        Member(
+            "flash", GPUS, "flash attention in bfloat16", precision="bf16", kernel="flash", masks=False, gates=False
+        ),
         Member("efficient", GPUS, "memory-efficient attention", kernel="efficient", gates=False),
         Member("cudnn", ("cuda",), "cuDNN attention in bfloat16", precision="bf16", kernel="cudnn", gates=False),
         Member("compile", ("cpu", *DEVICES), "torch.compile", ".eager:Compiled", kernel="math", slow=True),

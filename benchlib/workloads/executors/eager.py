@@ -9,9 +9,6 @@ Notation: B rows, S tokens, H width.
 
 import contextlib
 import importlib
-import os
-import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +30,7 @@ _XLA_BACKEND = "openxla"  # torch_xla's own name in torch.compile
 # token_type_ids), int64 (B, S) each, on the CPU.
 Inputs = Mapping[str, torch.Tensor]
 Logits = tuple[torch.Tensor, torch.Tensor]
+MASK = "attention_mask"
 
 
 class Executor:
@@ -95,6 +93,12 @@ def plain(result: Any) -> torch.Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
+def unpadded(inputs: Inputs) -> Inputs:
+    """Return the first row of an input without its padding."""
+    real = inputs[MASK][0].bool()
+    return {name: tensor[:1, real] for name, tensor in inputs.items()}
+
+
 class TorchExecutor(Executor):
     """What torch's own executors share, and a loaded package of AOTInductor: ``call`` returns (start, end), (B, S) each."""
 
@@ -102,8 +106,11 @@ class TorchExecutor(Executor):
         super().__init__(where, description)
         self._call = call
 
+    masks = True
+
     def place(self, inputs: Inputs) -> dict[str, torch.Tensor]:
-        return {name: tensor.to(self.where) for name, tensor in inputs.items()}
+        taken = inputs if self.masks else {name: inputs[name] for name in inputs if name != MASK}
+        return {name: tensor.to(self.where) for name, tensor in taken.items()}
 
     def run(self, placed: Inputs) -> Logits:
         with torch.no_grad():
@@ -138,9 +145,9 @@ class Eager(TorchExecutor):
             raise BackendUnavailable(f"{device_name(where)} has no fp64 units")
         self.module = (model.double() if member.precision == "fp64" else model).to(where)
         super().__init__(self._called, where, described("{}, call by call", member))
-        self.member = member
+        self.member, self.masks = member, member.masks
         try:
-            self.forward(example)
+            self.forward(example if member.masks else unpadded(example))
         except RuntimeError as error:
             if member.kernel and any(text in str(error) for text in _NO_KERNEL):
                 raise BackendUnavailable(
@@ -178,7 +185,7 @@ class Compiled(TorchExecutor):
         description["dynamic"] = "batch and length; batch 1 is compiled apart"
         backend = _XLA_BACKEND if where.type == "xla" else "inductor"
         if backend == "inductor":
-            description["compiler"] = require_compiler()
+            description["compiler"] = devices.compiler(where)
         torch.compiler.reset()
         self.module = answers = Answers(model.to(where))
         super().__init__(answers, where, description)
@@ -201,21 +208,9 @@ def require_package(name: str) -> Any:
         raise BackendUnavailable(f"{name} cannot be imported ({error}): pip install -e '.[parity]'") from error
 
 
-def require_compiler() -> str:
-    """Return the C++ compiler that Inductor takes: CXX, else the system's own. ``BackendUnavailable`` without one."""
-    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    compiler = shutil.which(name)
-    if not compiler:
-        raise BackendUnavailable(
-            f"Inductor needs a C++ compiler and there is no {name}: install it (Debian: apt install g++; "
-            "macOS: xcode-select --install), or name another one in CXX"
-        )
-    return compiler
-
-
 def aotinductor(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> TorchExecutor:
     """Export and compile for any B and S into ``folder/model.pt2``; see ``Make``: a C++ compiler is needed."""
-    compiler = require_compiler()
+    compiler = devices.compiler(torch.device("cpu"))  # the package is C++ on every device
     path = folder / "model.pt2"
     begin = time.monotonic()
     program = exported(model.to(where), example, where)

@@ -129,16 +129,22 @@ def load(name: str, device: str = "cpu", precision: str = "fp32", positions: int
     if kind not in ("cpu", "cuda", "xpu", "mps"):
         raise UserError(f"device = {device!r}: expected cpu, cuda, xpu or mps, or one by its number, as in cuda:1")
     devices.require("rocm" if kind == "cuda" and torch.version.hip else kind)
+    if ":" in device:  # else what asks for the current one would take the first
+        torch.get_device_module(kind).set_device(torch.device(device))
     dtype = DTYPES[precision]
     if name == RANDOM:
         model = _random(shrink, device, dtype)
     else:
         model_files.check(folder(name), tokenizer=False)
-        try:
-            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                folder(name), dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
+
+        def make(attention: str) -> Any:
+            return transformers.AutoModelForCausalLM.from_pretrained(
+                folder(name), dtype=dtype, attn_implementation=attention, use_safetensors=True,
                 output_loading_info=True, **model_files.NO_CODE, ignore_mismatched_sizes=True,  # said below, with the first name
             )  # fmt: skip
+
+        try:
+            loaded: Any = model_files.with_attention(make, "sdpa")
         except Exception as error:  # of a config that makes no sense transformers raises anything
             raise absent(name, error) from error
         model, info = loaded
@@ -153,6 +159,19 @@ def load(name: str, device: str = "cpu", precision: str = "fp32", positions: int
     ends = [int(end) for end in ends if end is not None]
     pad = config.pad_token_id if config.pad_token_id is not None else ends[0] if ends else 0
     return Decoder(model.eval(), tuple(ends), int(pad), positions or min(longest, 4096))
+
+
+def attention_note(name: str) -> str:
+    """Return that a model has no attention of torch's own, see ``model_files.attention_note``. Makes it without weights."""
+    if name == RANDOM:
+        return ""
+    settings = transformers.AutoConfig.from_pretrained(folder(name), **model_files.NO_CODE)
+
+    def make(attention: str) -> Any:
+        return transformers.AutoModelForCausalLM.from_config(settings, attn_implementation=attention)
+
+    with torch.device("meta"):
+        return model_files.attention_note(model_files.with_attention(make, "sdpa"))
 
 
 def _random(shrink: int, device: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -180,6 +199,7 @@ class _Loaded(Local):
         shape = settings.positions, settings.shrink
         self.decoder = decoder = load(settings.model, settings.device, settings.precision, *shape)
         self.model: Any = decoder.model
+        self.note = model_files.attention_note(self.model)
         self.greedy = partial(GenerationConfig, do_sample=False, pad_token_id=decoder.pad)
         self.positions, self.vocabulary = decoder.positions, self.model.config.vocab_size
         self.ends = [] if settings.fixed_length else list(decoder.ends)

@@ -119,6 +119,7 @@ class Local:
     """An engine that answers in this process. Whoever takes a query out of ``_open`` hands its answer on: so that is done once."""
 
     failure = ""  # why it answers nothing any more
+    note = ""  # what a reader of its speed has to know
     on_send = None
     positions: float = math.inf  # tokens that a prompt and its answer may have
     vocabulary = 2**31  # it takes token ids below it

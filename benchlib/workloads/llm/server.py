@@ -252,7 +252,8 @@ class Server:
 
     async def _models(self, _: web.Request) -> web.Response:
         model = {"id": self.name, "object": "model", "owned_by": "benchlib"}
-        return web.json_response({"object": "list", "data": [model | {"benchlib": {"engine": self.options.engine}}]})
+        own = {"engine": self.options.engine, "note": self.engine.note}
+        return web.json_response({"object": "list", "data": [model | {"benchlib": own}]})
 
     async def _health(self, _: web.Request) -> web.Response:
         status = self.engine.failure or ("draining" if self.draining else "ready")

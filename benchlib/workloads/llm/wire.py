@@ -65,6 +65,7 @@ class Worker:
     index: int = 0
     model: str = ""  # '': it is asked without a name
     engine: str = ""  # what one of the kit says that it runs
+    note: str = ""  # and what it says of it
     text: bool = False  # it gives no token ids
     met: bool = False  # it answered a first query
     ready: bool = False
@@ -201,7 +202,7 @@ class Wire:
         raise BackendUnavailable(f"worker {worker.url} does not answer a query: {'; '.join(errors)}")
 
     async def _named(self, worker: Worker, limit_s: float) -> tuple[str, str]:
-        """Return what a server calls its model, and the engine of one of the kit; '' for what it does not say."""
+        """Return what a server calls its model, and the engine of one of the kit; '' for what it does not say. Keeps its note."""
         status, text = await self.get(f"{worker.url}/v1/models", limit_s)
         _accept(status, "")
         try:
@@ -212,7 +213,9 @@ class Wire:
         if asked and rows and asked not in rows:
             raise LostAttempt(f"it serves {', '.join(rows)} and not {asked}: correct served_model")
         name = asked or next(iter(rows), "")
-        return name, str(rows.get(name, {}).get("benchlib", {}).get("engine", ""))
+        own = rows.get(name, {}).get("benchlib", {})
+        worker.note = str(own.get("note", ""))
+        return name, str(own.get("engine", ""))
 
     async def complete(self, worker: Worker, job: Job) -> Answer:
         """Return the answer of a server, complete and checked; ``job`` gets its stream and its first token at once.

@@ -5,6 +5,7 @@ The bindings are jax.extend.mlir; no device is opened and torch is not needed. `
 
 import functools
 import importlib
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ OLDEST, BEFORE = (0, 8), (0, 11)
 
 def jax() -> Any:
     """Import jax. Raises ``BackendUnavailable`` where it is lacking or of a version that the kit was not written for."""
+    # On a GPU jax would take three quarters of the memory at once, and torch is beside it.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
         module = importlib.import_module("jax")
     except ImportError as error:

@@ -92,6 +92,23 @@ def test_the_adapters_of_a_node_carry_the_traffic_between_nodes_alone(nodes, ope
     assert _claimed_gbps(operation, Rows(config, 16, {"links": links})) == (most and pytest.approx(most))
 
 
+@pytest.mark.parametrize(
+    ("rdma", "ways", "status"),
+    [
+        (True, ["NET/Socket", "P2P"], "FAIL"),
+        (True, ["NET/IB", "P2P"], "PASS"),
+        (True, [], "SKIPPED"),
+        (False, ["NET/Socket"], "SKIPPED"),
+        (None, None, "SKIPPED"),  # a run of before
+    ],
+)
+def test_sockets_beside_a_claim_of_adapters_fail(judged, rdma, ways, status):
+    found = {} if ways is None else {"ways": [{"way": way, "rdma": rdma} for way in ways]}
+    _, checks = judged(lambda data: data.update(found), 2, nnodes=2, nproc=1, launcher="slurm")
+    assert checks["links"].status == status
+    assert "links" not in judged()[1]  # one node has no network
+
+
 @pytest.mark.parametrize(("variant", "library", "possible"), [("library", "nccl", True), ("library", "gloo", False), ("ring", "nccl", False)])  # fmt: skip
 def test_only_a_switch_that_adds_lets_an_all_reduce_exceed_its_link(judged, variant, library, possible):
     # 8 x H100 with NVLS: busbw 480 GB/s over links of 450 GB/s; the wire carries algbw x (n+1)/n = 309 GB/s.

@@ -395,6 +395,13 @@ def test_single_stream_is_planned_as_loadgen_sends_it(queries_least, seconds, la
     assert QUICK.model_copy(update=values).issued("SingleStream") == sent
 
 
+def test_the_process_that_waits_for_the_test_opens_no_device(monkeypatch):
+    monkeypatch.setattr(bench_run.devices, "device", lambda *_: pytest.fail("a context beside the one of the test"))
+    config = InferenceConfig(backend="cuda", engine="static")
+    bench = SimpleNamespace(config=config, data=SimpleNamespace(prompts=[[5] * 9]))
+    assert bench_run._settings(bench).device == "cuda"
+
+
 def test_utilisation_is_of_the_readings_in_the_tests(monkeypatch):
     """Two of four cores are 50%, 2 of 8 GB are 25%; a reading before the tests does not count."""
     monkeypatch.setattr(bench_run, "usable_cores", lambda: 4)

@@ -1,5 +1,8 @@
 """The inputs, weights and dev set of a golden folder: what they are, that they repeat, and what is refused."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +12,12 @@ from safetensors.torch import load_file
 from benchlib.benchmarks.parity import inputs as cases
 from benchlib.benchmarks.parity import weights
 from benchlib.benchmarks.parity.config import ParityConfig
+from benchlib.benchmarks.parity.exercise import Exercise
 from benchlib.benchmarks.parity.weights import sha256
 from benchlib.workloads import answers, encoders, features, minisquad
+from benchlib.workloads.executors import MEMBERS
+from benchlib.workloads.executors.eager import Eager
+from benchlib.workloads.numerics import BATCH, CURVE, GRADIENTS, LAYERS, LOSS, PADDING
 
 CONFIG = ParityConfig(
     lengths=[8, 24, 48], batch_sizes=[1, 2, 4], dev_questions=6, train_steps=3, train_batch=2, train_length=32
@@ -123,3 +130,32 @@ def test_weights_come_back(golden):
     assert state.keys() == original.keys() and all(torch.equal(state[name], original[name]) for name in state)
     assert not model.training and fields["model"]["sha256"] == digest == sha256(original)
     assert fields["model"]["parameters"] == sum(tensor.numel() for tensor in original.values())
+
+
+def _without_mask(inner, attention_mask=None, **more):
+    assert attention_mask is None
+    return inner(**more)
+
+
+def test_a_kernel_without_masks_computes_what_has_no_padding_and_says_what_it_left_out(golden, tmp_path):
+    """Flash attention of GPUs takes no mask, whatever is in it; the CPU's kernel stands for it."""
+    config = CONFIG.model_copy(update={"latency_runs": 2})
+    inputs, where, done = cases.Inputs(golden[0]), torch.device("cpu"), {}
+    for member in (MEMBERS["eager"], replace(MEMBERS["flash"], backends=("cpu",), precision="fp32", kernel="math")):
+        model = weights.loaded(golden[0], member.attention)[0]
+        executor = Eager(model, member, where, inputs.tensors("layer"), tmp_path)
+        if not member.masks:
+            executor.module.forward = partial(_without_mask, executor.module.forward)
+        done[member.name] = Exercise(config, member, model, executor, inputs, where, lambda progress: None).run()
+    whole, own = done["eager"], done["flash"]
+    assert {name.partition("/")[0] for name in own.outputs} == {
+        "len8-batch1",
+        "len24-batch1",
+        "len48-batch1",
+        "edge-longest",
+    }
+    assert {"len8-batch2", "edge-masked-row", "edge-one-token", "layer", "dev"} <= set(own.facts["left_out"])
+    for name, values in own.outputs.items():
+        np.testing.assert_allclose(values, whole.outputs[name], atol=1e-5)
+    assert own.facts["repeats_max_abs"] == 0.0 and len(own.facts["latency_ms"]) == 2
+    assert set(own.absent) == {LOSS, GRADIENTS, CURVE, BATCH, PADDING, LAYERS} and not own.gradients

@@ -220,6 +220,15 @@ def test_what_is_missing_or_of_another_shape_is_beyond(judged, change, quantity)
     assert quantity in beyond(judged(**change))
 
 
+def test_what_a_kernel_leaves_out_is_said_and_not_judged(judged):
+    left = sorted({name.rpartition("/")[0] for name in outputs()} - {"len8-batch1"})
+    own = {name: array for name, array in outputs().items() if name.startswith("len8-batch1/")}
+    rows = judged(member=MEMBERS["flash"], outputs=own, facts={"left_out": left})
+    assert beyond(rows) == set() and (LOGITS, "len8-batch1") in rows
+    assert "takes no attention mask: dev, edge-masked-row, edge-one-token and 2 more" in rows[LOGITS, ""]["reason"]
+    assert LOGITS in beyond(judged(member=MEMBERS["flash"], outputs=own, facts={"left_out": left[1:]}))
+
+
 def test_a_gradient_of_nothing_is_measured_by_the_others(judged):
     off = gradients() | {"layer.0.key.bias": 2 * gradients()["layer.0.key.bias"]}
     assert beyond(judged(gradients=off)) == set()

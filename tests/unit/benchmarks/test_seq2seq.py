@@ -9,17 +9,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from benchlib.benchmarks.seq2seq import run, spec
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
 from benchlib.config.schema import build, command, parse_overrides, resolve, tier_names
-from benchlib.core.errors import UserError
+from benchlib.core.errors import RunBroken, UserError
 from benchlib.core.events import Moment
 from benchlib.runtime.measurement import Rank
 from benchlib.spec.tables import Rows
 from benchlib.workloads import largest, training
 from benchlib.workloads.shards import Pairs
 from tests.fixtures.make_smoke import unpack
+
+SHAPE = {"d_model": 16, "nhead": 2, "encoder_layers": 1, "decoder_layers": 1, "dim_feedforward": 32, "vocabulary": 50}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +82,66 @@ def test_a_trial_that_runs_out_of_memory_ends_alone(monkeypatch):
     row = largest.in_a_process(run.one_trial, Seq2seqConfig(sequence=32), 4096, 1_500_000_000, math.inf)
     assert row and (row["batch"], row["fits"]) == (4096, False) and "tried to allocate" in row["reason"]
     assert json.dumps(row)
+
+
+@pytest.mark.parametrize(
+    ("words", "fits"),
+    [
+        ("CUDA error: an illegal memory access was encountered", None),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", False),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes", False),
+        ("level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", False),
+        ("CUDA error: misaligned address", None),
+    ],
+)
+def test_only_want_of_memory_is_a_batch_that_does_not_fit(words, fits, monkeypatch):
+    def step():
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(largest, "limited", lambda *_: None)
+    if fits is None:
+        with pytest.raises(RuntimeError, match=words):
+            largest.tried(torch.device("cpu"), 8, 10**9, lambda: step)
+    else:
+        assert largest.tried(torch.device("cpu"), 8, 10**9, lambda: step)["fits"] is fits
+
+
+def broken_trial(config, batch, limit_bytes):
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_an_error_that_no_smaller_batch_mends_fails_the_run(monkeypatch):
+    monkeypatch.setattr(largest, "TRIAL_S", 3600.0)
+    with pytest.raises(
+        RunBroken, match="batch of 16 failed, and not for want of memory: RuntimeError: CUDA error: an illegal"
+    ):
+        largest.in_a_process(broken_trial, Seq2seqConfig(), 16, 10**9, math.inf)
+
+
+@pytest.mark.parametrize(("engine", "ranks", "times"), [("both", 1, 3), ("both", 2, 4), ("tuned", 2, 0)])
+def test_a_trial_holds_what_the_run_holds(engine, ranks, times, monkeypatch):
+    sizes = []
+    ones = torch.ones
+    monkeypatch.setattr(run.torch, "ones", lambda count, **more: sizes.append(count) or ones(count, **more))
+    monkeypatch.setattr(run, "tried", lambda device, batch, limit_bytes, prepare: prepare() and {})
+    config = Seq2seqConfig(**SHAPE, sequence=8, engine=engine, nproc=ranks)
+    run.one_trial(config, 2, 10**9)
+    assert sizes[-1] == times * config.parameters
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_the_memory_of_any_device_is_its_own_without_what_the_rank_caches(kind, monkeypatch):
+    calls = []
+    module = SimpleNamespace(
+        empty_cache=lambda: calls.append("emptied"),
+        mem_get_info=lambda where: (6e9 if calls else 5e9, 8e9),
+        set_per_process_memory_fraction=lambda share, where: calls.append(share),
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda where: module)
+    assert largest.free_bytes(SimpleNamespace(device=torch.device(kind, 0), local_size=2)) == 6e9
+    largest.limited(torch.device(kind, 0), 4 * 10**9)
+    assert calls == ["emptied", 0.5]
 
 
 def test_an_epoch_has_every_sample_once_in_an_order_of_its_own_and_large_sets_in_large_pieces():

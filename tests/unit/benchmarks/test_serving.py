@@ -13,6 +13,7 @@ from benchlib.benchmarks.serving.run import Bench
 from benchlib.benchmarks.serving.spec import SPEC
 from benchlib.config.schema import resolve
 from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.events import EventWriter, read_events
 from benchlib.judge.compare import RunSet
 from benchlib.judge.cost import Machine, worth
 from benchlib.judge.numbers import judged
@@ -304,3 +305,20 @@ def test_what_the_client_needs_has_no_torch():
     for module in ("benchlib.benchmarks.serving.run", "benchlib.workloads.llm.server"):
         upstream = graph.find_upstream_modules(module) | {module}
         assert not upstream & {"torch", "transformers", "datasets"}, module
+
+
+@pytest.mark.parametrize(
+    ("workers", "count", "places", "note"),
+    [
+        (4, 8, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"], ""),
+        (3, 2, ["cuda:0", "cuda:1", "cuda:0"], "3 workers share 2 devices, up to 2 on one"),
+        (2, 1, ["cuda", "cuda"], "2 workers share 1 device, up to 2 on one"),
+    ],
+)
+def test_workers_are_spread_over_the_devices_and_it_is_said_who_shares_one(workers, count, places, note, tmp_path):
+    asked = resolve("serving", "smoke", "cuda", {"worker_count": workers, "engine": "static"}).config
+    machine, events = {"devices": {"backends": {"cuda": {"count": count}}}}, EventWriter(tmp_path, "rank0")
+    assert serving_run.spread(asked, machine, events) == places
+    written = [event["message"] for event in read_events(tmp_path, {"log"})]
+    assert len(written) == bool(note) and all(message.startswith(note) for message in written)
+    assert serving_run.spread(config(workers="", worker_count=2, engine="static"), {}, events) == ["cpu", "cpu"]

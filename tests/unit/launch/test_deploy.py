@@ -98,3 +98,27 @@ def test_commands_of_pods_are_commands():
         words = spec["containers"][0]["command"]
         done = CliRunner().invoke(main, [*words[1:], "--dry-run"])
         assert words[0] == "benchlib" and done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("index", "version", "said"),
+    [
+        ("https://download.pytorch.org/whl/cu130", "2.13.0+cu130", None),
+        ("https://download.pytorch.org/whl/cpu/", "2.13.0+cpu", None),
+        ("https://download.pytorch.org/whl/rocm7.1", "2.13.0+cu130", "torch 2.13.0+cu130 is not the build of rocm7.1"),
+        ("https://download.pytorch.org/whl/xpu", "2.13.0", "torch 2.13.0 is not the build of xpu"),
+    ],
+)
+def test_the_image_is_not_built_with_the_torch_of_another_vendor(index, version, said, monkeypatch):
+    text = (DEPLOY / "Dockerfile").read_text()
+    check = text.partition("/opt/venv/bin/python -c '")[2].partition("'")[0].replace("\\\n", "")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    monkeypatch.setattr(sys, "argv", ["-c", index])
+    with pytest.raises(SystemExit) as ended:
+        exec(check, {})
+    assert (ended.value.code or None) == said
+
+
+def test_the_image_has_what_compiles_for_a_gpu():
+    last = (DEPLOY / "Dockerfile").read_text().split("\nFROM ")[-1]
+    assert "command -v gcc" in last and 'lacking="${lacking} g++"' in last

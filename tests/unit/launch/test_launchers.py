@@ -151,3 +151,59 @@ def test_wrong_input_is_reported_before_anything_starts(words, message, tmp_path
     done = run(*words, "--out", str(tmp_path / "out"))
     assert done.exit_code == 2 and message in done.output
     assert not (tmp_path / "out").exists()
+
+
+def test_a_pod_asks_for_the_adapters_that_a_profile_names(tmp_path):
+    named = {"rdma/hca_shared_devices_a": "1"}
+    annotations = {"k8s.v1.cni.cncf.io/networks": "ib-net"}
+    section = {
+        "resource": "nvidia.com/gpu",
+        "resources": named,
+        "capabilities": ["IPC_LOCK"],
+        "annotations": annotations,
+    }
+    for values, granted in ((section, {"drop": ["ALL"], "add": ["IPC_LOCK"]}), ({}, {"drop": ["ALL"]})):
+        (tmp_path / "ours.yaml").write_text(yaml.safe_dump({"kubernetes": values}))
+        manifest = job("kubernetes", tmp_path / "ours.yaml", nnodes=2, nproc=8).files["manifest.yaml"]
+        template = next(item for item in yaml.safe_load_all(manifest) if item["kind"] == "Job")["spec"]["template"]
+        (container,) = template["spec"]["containers"]
+        limits = {"nvidia.com/gpu": "8", **named} if values else {}
+        assert container["resources"].get("limits", {}) == limits
+        assert container["securityContext"]["capabilities"] == granted
+        assert template["metadata"].get("annotations", {}) == (annotations if values else {})
+
+
+START = """
+import sys, time
+from pathlib import Path
+from benchlib.launch.jobs import Job
+from benchlib.launch.ranks import Children
+
+folder = Path(sys.argv[1])
+(folder / "logs").mkdir()
+children = Children()
+children.start(Job("local", ["env"], env={"WORLD_SIZE": "1"}, agent=False, ranks=1), folder)
+while children.living:
+    children.ended()
+    time.sleep(0.01)
+"""
+
+
+def test_ranks_of_this_machine_do_not_hear_where_those_of_another_job_meet(tmp_path):
+    stray = {
+        "MASTER_ADDR": "192.0.2.1",
+        "MASTER_PORT": "29500",
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "4",
+    }
+    stray |= {"GROUP_RANK": "1", "NODE_RANK": "1", "TORCHELASTIC_RUN_ID": "other", "MASTER_KEY": "kept"}
+    subprocess.run([sys.executable, "-c", START, str(tmp_path)], env=os.environ | stray, check=True, timeout=60)
+    lines = dict(
+        line.split("=", 1) for line in (tmp_path / "logs" / "rank0.out").read_text().splitlines() if "=" in line
+    )
+    assert {name: lines[name] for name in stray if name in lines} == {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_KEY": "kept",
+    }

@@ -6,7 +6,7 @@ import transformers
 
 from benchlib.core.definitions import encoder_forward_flops
 from benchlib.core.errors import UserError
-from benchlib.workloads import encoders
+from benchlib.workloads import encoders, model_files
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +61,19 @@ def test_only_encoders_of_text(settings, reason):
         encoders.check_kind("some/model", getattr(transformers, f"{name}Config")())
     with pytest.raises(UserError, match=reason):
         encoders.check_kind("some/model", settings)
+
+
+def test_a_model_without_torchs_attention_has_its_own_and_says_so(folder, tmp_path):
+    """DeBERTa computes its attention itself: transformers refuses ``sdpa`` for it."""
+    for path in folder.iterdir():
+        if path.name.startswith(("tokenizer", "vocab", "special")):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    settings = transformers.DebertaV2Config(**sizes, vocab_size=7, max_position_embeddings=64, pad_token_id=0)
+    transformers.DebertaV2ForQuestionAnswering(settings).save_pretrained(tmp_path)
+    for init in ("pretrained", "random"):
+        model = _load(tmp_path, init=init).model
+        assert "no sdpa attention for deberta-v2: it computes with eager" in model_files.attention_note(model, "sdpa")
+        assert model(input_ids=torch.ones(1, 8, dtype=torch.long)).start_logits.shape == (1, 8)
+    assert model_files.attention_note(_load(folder).model, "sdpa") == ""
+    assert model_files.attention_note(_load(folder, attention="eager").model, "eager") == ""

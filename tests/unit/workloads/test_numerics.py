@@ -68,3 +68,10 @@ def test_limits_of_logits_are_those_of_the_requirement():
             actual = (limit(backend, precision, name).value for name in (numerics.LOGITS, numerics.COSINE))
             assert tuple(actual) == limits, (backend, precision)
     assert limit("cpu", "fp32", numerics.LOGITS, "cuda").value == 1e-4, "a reference may differ as its backend may"
+
+
+@pytest.mark.parametrize("quantity", [numerics.BATCH, numerics.PADDING])
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "rocm"])
+def test_another_shape_may_move_logits_as_far_as_another_device(backend, quantity):
+    """Both are another kernel that adds in another order: a device may do one where it may do the other."""
+    assert limit(backend, "fp32", quantity).value == limit(backend, "fp32", numerics.LOGITS).value

@@ -1,5 +1,7 @@
 """The converter against torch, by compilers that know nothing of it: a program is right if XLA and the interpreter give torch's numbers."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import transformers
 
 from benchlib.core.definitions import encoder_forward_flops
 from benchlib.core.errors import UserError
-from benchlib.workloads.stablehlo import emit, export, lowerings, runtimes
+from benchlib.workloads.stablehlo import emit, export, lowerings, mlir, runtimes
 from benchlib.workloads.stablehlo.convert import Unsupported, convert
 from benchlib.workloads.stablehlo.inspection import inspect
 
@@ -163,3 +165,12 @@ def test_literals_are_exact():
     assert emit.literal(-np.inf, "f32") == "0xFF800000"
     with pytest.raises(ValueError, match="beyond 32 bits"):
         emit.literal(2**40, "i32")
+
+
+def test_jax_does_not_take_the_memory_that_torch_needs_beside_it(monkeypatch):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    mlir.jax()
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
+    mlir.jax()
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "true", "what the user says stands"

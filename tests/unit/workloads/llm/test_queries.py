@@ -5,8 +5,10 @@ import threading
 import time
 
 import pytest
+import torch
+import transformers
 
-from benchlib.workloads.llm import load
+from benchlib.workloads.llm import decoders, load
 from benchlib.workloads.llm.engines import Query, Settings, make, sim_answer
 from benchlib.workloads.llm.load import QueryLog
 
@@ -76,3 +78,38 @@ def test_sim_takes_its_steps_and_no_more_queries_than_slots():
     assert ended[0][1] == sim_answer([0, 5], 4, fixed_length=True) and firsts[0][1] == ended[0][1][0]
     assert firsts[0][0] >= 0.01 and ended[0][0] >= 0.04 and ended[2][0] >= 0.08  # the third waits for a slot
     assert ended[3][1:] == ([], "the engine was stopped")
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("engine", ["static", "continuous"])
+def test_a_decoder_without_torchs_attention_answers_with_its_own_and_says_so(engine, tmp_path):
+    """Gemma 2 caps its attention scores, which ``sdpa`` cannot."""
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
+    sizes |= {"vocab_size": 500, "intermediate_size": 64, "max_position_embeddings": 512}
+    torch.manual_seed(0)
+    model = transformers.Gemma2ForCausalLM(
+        transformers.Gemma2Config(**sizes, eos_token_id=0, pad_token_id=0, bos_token_id=0)
+    )
+    model.eval().save_pretrained(tmp_path)
+    expected = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)[0, 3:].tolist()
+    answers, note = [], "transformers has no sdpa attention for gemma2: it computes with eager"
+    running = make(engine, Settings(model=str(tmp_path), slots=1, positions=64))
+    running.start()
+    try:
+        assert running.note.startswith(note) and decoders.attention_note(str(tmp_path)).startswith(note)
+        running.submit(
+            Query(0, [5, 6, 7], 4, lambda *_: None, lambda rid, ids, error: answers.append((list(ids), error)))
+        )
+        end = time.monotonic() + 120
+        while not answers and time.monotonic() < end:
+            time.sleep(0.01)
+    finally:
+        running.stop()
+    assert answers == [(expected, "")]
+    assert decoders.attention_note("tiny") == ""

@@ -141,3 +141,13 @@ def test_a_client_that_goes_away_frees_its_slot(worker):
         until(lambda: (worker.server.open, len(worker.engine._open)) == (1, 1))
     until(lambda: (worker.server.open, len(worker.engine._open)) == (0, 0))
     assert worker.server.counts["cancelled"] == before + 1
+
+
+def test_who_asks_a_worker_hears_what_it_says_of_its_engine(worker, monkeypatch):
+    monkeypatch.setattr(worker.server.engine, "note", "it computes with eager", raising=False)
+    dispatcher = Dispatcher(Settings(urls=(worker.url,), token=TOKEN, policy=Policy(start_s=LONG_S)))
+    dispatcher.start()
+    try:
+        assert [(each.engine, each.note) for each in dispatcher.workers] == [("sim", "it computes with eager")]
+    finally:
+        dispatcher.stop()
