@@ -8,7 +8,9 @@ import queue
 import statistics
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,13 +19,17 @@ import torch.distributed as dist
 from benchlib.benchmarks.seq2seq import run as seq2seq
 from benchlib.benchmarks.squad import train as squad
 from benchlib.benchmarks.squad.balance import Balance
+from benchlib.core.events import EventWriter
 from benchlib.core.sensors import Sensors
-from benchlib.runtime import devices, peaks
+from benchlib.runtime import devices, group, peaks
 from benchlib.runtime.queued import QueuedGroup
 from benchlib.runtime.timing import StepTimer
 from benchlib.workloads import collective_timing, largest, training
 from benchlib.workloads.collective_timing import Pace, time_all_reduce
+from benchlib.workloads.collectives import exchange
 from benchlib.workloads.executors.eager import Executor
+from benchlib.workloads.llm.decoders import RANDOM, Static
+from benchlib.workloads.llm.engines import Query, Settings
 from simcuda.device import Device
 
 Pairs = dict[str, list[Any]]
@@ -32,10 +38,10 @@ MIB = 1 << 20
 
 
 def products(here: Device, folder: Path) -> Pairs:
-    """Peaks of matrix products by precision."""
+    """Peaks of matrix products by precision, whose first one loads a library."""
     pairs: Pairs = {}
-    for precision, kind in {"fp32": "float32", "tf32": "tf32", "bf16": "bfloat16", "fp16": "float16"}.items():
-        (peak,) = peaks.matmul_peaks(CUDA, precision, sizes=[128], seconds=0.03)
+    for precision, kind in {"fp32": "float32", "tf32": "tf32", "bf16": "bfloat16"}.items():
+        (peak,) = peaks.matmul_peaks(CUDA, precision, sizes=[64], seconds=0.02)
         pairs[precision] = [peak.median, here.truth.flops[kind]]
     return pairs
 
@@ -138,11 +144,6 @@ def batch(here: Device, folder: Path) -> Pairs:
 
 def trials(here: Device, folder: Path) -> Pairs:
     """Seconds of a step before the training, of an engine's step, and of a calibration: each of one product."""
-    from types import SimpleNamespace
-
-    from benchlib.core.events import EventWriter
-    from benchlib.runtime import group
-
     one_s = 2 * 256**3 / here.truth.flops["float32"]
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=CUDA)
     world = group.World(device=CUDA, collective="nccl")
@@ -219,11 +220,14 @@ def overlap(here: Device, folder: Path) -> Pairs:
 
 
 class Doubling(QueuedGroup):
-    """A group whose collective doubles a tensor on a stream of its own."""
+    """A group whose collective doubles a tensor, on a stream of its own if it has one, and takes its time."""
 
-    def double(self, tensor: torch.Tensor, stream: Any) -> Any:
+    def double(self, tensor: torch.Tensor, stream: Any = None) -> Any:
         def run() -> None:
-            product(128)
+            if stream:
+                product(128)
+            else:
+                time.sleep(0.2)
             tensor.mul_(2)
 
         return self._begin("double", None, run, [tensor], stream)
@@ -231,50 +235,75 @@ class Doubling(QueuedGroup):
 
 def queued(here: Device, folder: Path) -> Pairs:
     """A collective of a queued group: behind what it is given, before what uses it, its callbacks behind it."""
-    from datetime import timedelta
-
-    group, stream = Doubling("test", 0, 1, timedelta(seconds=10)), torch.cuda.Stream()
+    pairs, stream = Doubling("test", 0, 1, timedelta(seconds=10)), torch.cuda.Stream()
     one_s = 2 * 128**3 / here.truth.flops["float32"]
     devices.synchronize(CUDA)
     timer = StepTimer(CUDA)
     began = timer.clock.stamp()
     product(128)
     tensor = torch.ones(4, device=CUDA)
-    work = group.double(tensor, stream)
+    work = pairs.double(tensor, stream)
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
     work.get_future().then(lambda _: ended.put(timer.clock.stamp()))
     work.wait()
     value = float((tensor + 1)[0])
     stamp = ended.get(timeout=10)
     timer.clock.settle()
-    group.shutdown()
-    return {"value": [value, 3.0], "seconds": [timer.clock.seconds(began, stamp), 2 * one_s]}
+    of_host = torch.ones(4)
+    pairs.double(of_host).wait()
+    seconds = timer.clock.seconds(began, stamp)
+    return {"value": [value, 3.0], "of host": [float(of_host[0]), 2.0], "seconds": [seconds, 2 * one_s]}
 
 
-def asynchronous(here: Device, folder: Path) -> Pairs:
-    """An asynchronous all-reduce that is waited for after a computation beside it: the longer of the two."""
+def operations(here: Device, folder: Path) -> Pairs:
+    """Wrong elements of operations between two ranks: of the library, waited for later, by sends and receives."""
     rank = joined()
     where = torch.device("cuda", rank)
     place = collective_timing.Place(rank, 2, where)
-    case = collective_timing.Case("all_reduce", "async", "fp32", "sum", True, MIB // 4)
-    exercise = collective_timing.Exercise(case, place)
-    result: list[float] = []
-    exercise.beside = lambda: torch.ones(64, 64, device=where) @ torch.ones(64, 64, device=where)
-    exercise.restore()
-    devices.synchronize(where)
+    kinds = [("all_reduce", variant, "sum") for variant in ("library", "async", "ring", "tree", "rs_ag")]
+    kinds += [("all_gather", "direct", ""), ("reduce_scatter", "direct", "sum"), ("send_recv", "library", "")]
+    kinds += [("broadcast", "library", ""), ("all_gather", "library", ""), ("reduce_scatter", "library", "sum")]
+    pairs: Pairs = {}
+    for operation, variant, reduction in kinds:
+        case = collective_timing.Case(operation, variant, "fp32", reduction, False, 4096)
+        exercise = collective_timing.Exercise(case, place)
+        exercise.restore()
+        dist.barrier()
+        exercise.run()
+        float(exercise._get[:1])  # at once: a use that nothing else waits for
+        pairs[f"{operation}, {variant}"] = [exercise.check()[0], 0]
+    return pairs
+
+
+def direct(here: Device, folder: Path) -> Pairs:
+    """The time of a ring over two ranks: two hops of half of the data, which both ranks send at once."""
+    rank, size = joined(), MIB
+    data = torch.ones(size // 4, device=torch.device("cuda", rank))
     dist.barrier()
-    exercise.run()
-    result.append(float(exercise._get[:1].sum()))
-    wrong, _ = exercise.check()
-    return {"wrong": [wrong, 0], "first": result + [float(exercise._data.get[0]) if exercise._data.get is not None else 0.0]}
+    devices.synchronize(data.device)
+    timer = StepTimer(data.device)
+    began = timer.clock.stamp()
+    exchange.ring(data)
+    ended = timer.clock.stamp()
+    value = float(data[0])
+    hop_s = here.truth.exchange_s + size / 2 / here.truth.exchange_rate
+    return {"value": [value, 2.0], "seconds": [timer.clock.seconds(began, ended), 2 * hop_s]}
+
+
+def training_memory(here: Device, folder: Path) -> Pairs:
+    """The peak since a training began, after more was held before."""
+    large = torch.empty(8 * MIB, dtype=torch.uint8, device=CUDA)
+    del large
+    world = SimpleNamespace(main=False, device=CUDA)
+    rank: Any = SimpleNamespace(world=world, events=SimpleNamespace(emit=lambda *_, **__: None))
+    training.begin(rank, training.Plan(1, 1, 1, 1))
+    torch.empty(MIB, dtype=torch.uint8, device=CUDA)
+    return {"peak": [devices.peak_memory_bytes(CUDA)[0], MIB]}
 
 
 def answers(here: Device, folder: Path) -> Pairs:
     """Time to the first token and per further token of the static engine: as long as the device worked on them."""
-    from benchlib.workloads.llm.decoders import Static
-    from benchlib.workloads.llm.engines import Query, Settings
-
-    engine = Static(Settings(model="random", device="cuda:0", shrink=64, fixed_length=True, slots=2, positions=64))
+    engine = Static(Settings(model=RANDOM, device="cuda:0", shrink=64, fixed_length=True, slots=2, positions=64))
     engine.start()
     seen: list[tuple[float, float]] = []
     over = threading.Event()
@@ -295,8 +324,8 @@ def answers(here: Device, folder: Path) -> Pairs:
     engine.submit(Query(1, list(range(4, 36)), 9, first, done))
     over.wait(60)
     engine.stop()
-    (begin, busy), (at, busy_first), (end, busy_end) = seen
     assert errors == [""], errors
+    (begin, busy), (at, busy_first), (end, busy_end) = seen
     return {
         "ttft_s": [at - begin, busy_first - busy],
         "tpot_s": [(end - at) / 8, (busy_end - busy_first) / 8],

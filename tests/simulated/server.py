@@ -7,6 +7,7 @@ source: ``[file, old text, new text]``. The answer has what each rank returned, 
 """
 
 import faulthandler
+import gc
 import importlib
 import importlib.abc
 import importlib.util
@@ -61,6 +62,7 @@ def rank(request: dict[str, Any], number: int, folder: Path) -> None:
     place["SIMULATED_PORT"] = request["port"]
     os.environ.update({name: str(value) for name, value in place.items()})
     answer: dict[str, Any] = {}
+    gc.freeze()  # to look through what was preloaded copies its pages
     faulthandler.dump_traceback_later(0.8 * request["limit_s"])
     try:
         import torch

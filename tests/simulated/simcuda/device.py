@@ -74,6 +74,7 @@ class Device:
         self.memory = [Memory(truth.memory_bytes) for _ in range(truth.devices)]
         self.written: dict[int, float] = {}
         self.arriving: deque[torch.Tensor] = deque(maxlen=256)  # they stay alive until their bytes have come
+        self.coming: list[tuple[int, int]] = []  # addresses of what is being received
         self.operations = 0
         self.work = 0.0  # floating-point operations so far
         self.seen: set[Any] = set()  # kinds of operations
@@ -98,9 +99,12 @@ class Device:
 
     def ready(self, tensors: Iterable[torch.Tensor], began: float) -> None:
         """Raise ``RuntimeError`` if another stream is still writing tensors that are used from ``began`` on."""
-        late = max((self.written_at(tensor) - began for tensor in tensors), default=0.0)
-        if late > 1e-12:
-            raise RuntimeError(f"a race: data that another stream writes are used {late:.3g} s before they are there")
+        for tensor in tensors:
+            late = self.written_at(tensor) - began
+            if late > 1e-12:
+                raise RuntimeError(f"a race: data that another stream writes are used {late:.3g} s before they are there")
+            if self.coming and any(overlap(span_of(tensor), other) for other in self.coming):
+                raise RuntimeError("a race: data that are being received are used before anybody waits for them")
 
     def wrote(self, tensors: Iterable[torch.Tensor], done: float) -> None:
         self.written.update((storage_of(tensor), done) for tensor in tensors)
@@ -144,3 +148,14 @@ class Device:
 def storage_of(raw: torch.Tensor) -> int:
     """Return what stands for the storage of a tensor of the CPU, as long as it lives."""
     return raw.untyped_storage()._cdata
+
+
+def span_of(raw: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses of a tensor's first byte and behind its last one."""
+    steps = zip(raw.shape, raw.stride(), strict=True)
+    elements = 1 + sum((size - 1) * stride for size, stride in steps) if raw.numel() else 0
+    return raw.data_ptr(), raw.data_ptr() + elements * raw.element_size()
+
+
+def overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
 
+from simcuda.device import span_of
+
 TIME_TAG = 1 << 20  # of the message beside each one that is sent, with the sender's time
 WORKS: list[dist.Work] = []  # C++ holds no reference to what is in Python
 
@@ -54,13 +56,16 @@ class Message(Exchange):
     def wait(self, timeout: Any = None) -> bool:
         for work in self.works:
             work.wait()
+        if self.works and self.received:
+            for tensor in self.tensors:
+                self.device.coming.remove(span_of(tensor))
         self.works = []
         began = max(self.own_began, float(self.began)) if self.received else self.own_began
         truth = self.device.truth
         self.done = began + truth.exchange_s + size_of(self.tensors) / truth.exchange_rate / self.device.slow()
         self.device.exchanged(self.done)
         if self.received:
-            self.device.wrote(self.tensors, self.done)
+            self.device.wrote(self.tensors, self.done)  # of the whole storage: later than it may be
         return super().wait()
 
     def is_completed(self) -> bool:
@@ -146,7 +151,7 @@ def message(device: Any, func: Any, args: Any, kwargs: Any, group: Any, raws: An
     works.append(group.recv([own], peer, tag + TIME_TAG) if received else group.send([own], peer, tag + TIME_TAG))
     device.queue.host_works(device.truth.launch_s)
     if received:
-        device.wrote(raws, float("inf"))
+        device.coming.extend(map(span_of, raws))
     work = Message(device, raws, works, own, received)
     WORKS.append(work)
     del WORKS[:-1024]
