@@ -1,5 +1,6 @@
 """Whole benchmarks as a rank executes them, on a simulated device or on the CPU."""
 
+import itertools
 import json
 import os
 import warnings
@@ -67,7 +68,7 @@ def whole(device: Any, folder: Path, benchmark: str, **values: Any) -> dict[str,
 
     type(entry.spec).save = keep
     executed(entry)(config, run_dir, EventWriter(run_dir, f"rank{rank}"))
-    steps = [later - earlier for earlier, later in zip(waits, waits[1:], strict=False)]
+    steps = [later - earlier for earlier, later in itertools.pairwise(waits)]
     return {"tables": kept, "waits": steps, "truth": truth}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from simcuda.device import Device
 
 from benchlib.benchmarks.seq2seq import run as seq2seq
 from benchlib.benchmarks.squad import train as squad
@@ -30,7 +31,6 @@ from benchlib.workloads.collectives import exchange
 from benchlib.workloads.executors.eager import Executor
 from benchlib.workloads.llm.decoders import RANDOM, Static
 from benchlib.workloads.llm.engines import Query, Settings
-from simcuda.device import Device
 
 Pairs = dict[str, list[Any]]
 CUDA = torch.device("cuda", 0)
@@ -48,9 +48,14 @@ def products(here: Device, folder: Path) -> Pairs:
 
 def copies(here: Device, folder: Path) -> Pairs:
     """Bandwidth of copies within the memory and to and from the host, GB/s."""
-    rates = {"device": here.truth.memory_rate, "host_to_device": here.truth.host_rate, "device_to_host": here.truth.host_rate}
+    rates = {
+        "device": here.truth.memory_rate,
+        "host_to_device": here.truth.host_rate,
+        "device_to_host": here.truth.host_rate,
+    }
     return {
-        kind: [statistics.median(peaks.copy_rates(kind, CUDA, 1 * MIB, 0.03)), rate / 1e9] for kind, rate in rates.items()
+        kind: [statistics.median(peaks.copy_rates(kind, CUDA, 1 * MIB, 0.03)), rate / 1e9]
+        for kind, rate in rates.items()
     }
 
 
@@ -175,7 +180,10 @@ def all_reduce(here: Device, folder: Path) -> Pairs:
     pairs: Pairs = {}
     for size in (4096, MIB):
         series = time_all_reduce([size], where, Pace(0.001, least=3, most=3))
-        pairs[f"{size} bytes"] = [statistics.median(series.seconds), here.truth.exchange_s + size / here.truth.exchange_rate]
+        pairs[f"{size} bytes"] = [
+            statistics.median(series.seconds),
+            here.truth.exchange_s + size / here.truth.exchange_rate,
+        ]
         pairs[f"{size} bytes, wrong"] = [series.wrong, 0]
     return pairs
 
@@ -302,32 +310,39 @@ def training_memory(here: Device, folder: Path) -> Pairs:
 
 
 def answers(here: Device, folder: Path) -> Pairs:
-    """Time to the first token and per further token of the static engine: as long as the device worked on them."""
-    engine = Static(Settings(model=RANDOM, device="cuda:0", shrink=64, fixed_length=True, slots=2, positions=64))
+    """Time to the first token and per further token of the static engine: as long as the device worked on them. The tokens
+    are those of the same engine on the CPU."""
+    tokens, ((began, busy), (first, busy_first), (ended, busy_ended)) = answered(here, "cuda:0")
+    of_cpu, _ = answered(here, "cpu")
+    return {
+        "ttft_s": [first - began, busy_first - busy],
+        "tpot_s": [(ended - first) / 8, (busy_ended - busy_first) / 8],
+        "tokens": [tokens, of_cpu],
+    }
+
+
+def answered(here: Device, where: str) -> tuple[list[int], list[tuple[float, float]]]:
+    """Return the tokens of a query, and the clock and the busy seconds at its begin, its first token and its end."""
+    engine = Static(Settings(model=RANDOM, device=where, shrink=64, fixed_length=True, slots=1, positions=64))
     engine.start()
-    seen: list[tuple[float, float]] = []
+    tokens: list[int] = []
+    moments: list[tuple[float, float]] = []
+    errors: list[str] = []
     over = threading.Event()
 
-    def first(rid: int, at: float, token: int) -> None:
-        seen.append((at, here.queue.busy(0)))
+    def moment(*_: Any) -> None:
+        moments.append((time.monotonic(), here.queue.busy(0)))
 
     def done(rid: int, ids: Any, error: str) -> None:
-        seen.append((time.monotonic(), here.queue.busy(0)))
+        moment()
         tokens.extend(ids)
         errors.append(error)
         over.set()
 
-    tokens: list[int] = []
-    errors: list[str] = []
     devices.synchronize(CUDA)
-    seen.append((time.monotonic(), here.queue.busy(0)))
-    engine.submit(Query(1, list(range(4, 36)), 9, first, done))
+    moment()
+    engine.submit(Query(1, list(range(4, 36)), 9, moment, done))
     over.wait(60)
     engine.stop()
     assert errors == [""], errors
-    (begin, busy), (at, busy_first), (end, busy_end) = seen
-    return {
-        "ttft_s": [at - begin, busy_first - busy],
-        "tpot_s": [(end - at) / 8, (busy_end - busy_first) / 8],
-        "tokens": [tokens, None],
-    }
+    return tokens, moments

@@ -103,7 +103,7 @@ def answer(request: dict[str, Any]) -> list[dict[str, Any]]:
             ranks[process] = number
         end, failed = time.monotonic() + request["limit_s"], False
         while ranks and time.monotonic() < end and not failed:
-            process, status = os.waitpid(-1, os.WNOHANG)
+            process, _status = os.waitpid(-1, os.WNOHANG)
             if not process:
                 time.sleep(0.01)
             elif process in ranks:

@@ -22,7 +22,9 @@ class Instrument:
         """Return what differs from the truth, and errors; with a ``change`` of the kit's source."""
         function = f"instrument_cases:{self.name.partition(' ')[0]}"
         try:
-            values = stage.values(function, ranks=self.ranks, truth=self.truth, change=change, limit_s=60, **self.arguments)
+            values = stage.values(
+                function, ranks=self.ranks, truth=self.truth, change=change, limit_s=60, **self.arguments
+            )
         except RankError as error:
             return [str(error).partition("\n")[0]]
         pairs = ((name, *pair) for value in values for name, pair in value.items())
@@ -30,7 +32,7 @@ class Instrument:
 
 
 def near(got: Any, true: Any) -> bool:
-    return got == true if not true or not isinstance(true, float | int) else abs(got / true - 1) <= NEAR
+    return bool(got == true) if not true or not isinstance(true, float | int) else abs(got / true - 1) <= NEAR
 
 
 INSTRUMENTS = [
@@ -46,7 +48,7 @@ INSTRUMENTS = [
     Instrument("batch"),
     Instrument("trials"),
     Instrument("queued"),
-    Instrument("answers", truth=FAST_MEMORY | {"flops": {"float32": 1e8}}),
+    Instrument("answers", truth=FAST_MEMORY | {"flops": {"float32": 2e7}}),
     Instrument("all_reduce", ranks=2, truth={"exchange_s": 1e-3, "wait_s": 0.0}),
     Instrument("overlap", ranks=2),
     Instrument("operations", ranks=2),

@@ -67,14 +67,19 @@ def test_squad_in_mixed_precision(stage: Stage, precision: str) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_seq2seq_computes_what_the_cpu_computes(stage: Stage, ranks: int) -> None:
-    simulated, real = (whole(stage, "seq2seq", ranks=ranks, device=on, amp=False, **TINY_SEQ2SEQ) for on in (True, False))
+    simulated, real = (
+        whole(stage, "seq2seq", ranks=ranks, device=on, amp=False, **TINY_SEQ2SEQ) for on in (True, False)
+    )
     assert losses(simulated) == pytest.approx(losses(real), rel=1e-4)
     engines = {row["engine"]: row["step_s"] for row in simulated["tables"]["engines"]}
     assert min(engines["plain"]) > 0 and min(engines["tuned"]) > 0
 
 
 def test_seq2seq_finds_the_batch_at_which_the_memory_is_full(stage: Stage) -> None:
-    asked = {name: value for name, value in TINY_SEQ2SEQ.items() if name != "batch_size"} | {"batch": "auto", "samples": 512}
+    asked = {name: value for name, value in TINY_SEQ2SEQ.items() if name != "batch_size"} | {
+        "batch": "auto",
+        "samples": 512,
+    }
     answer = whole(stage, "seq2seq", truth={"memory_bytes": 4 << 20}, **asked)
     tried = answer["tables"]["batches"]
     fitting, others = ([row["batch"] for row in tried if row["fits"] is fits] for fits in (True, False))
@@ -126,7 +131,12 @@ def test_device_memory_is_that_of_the_training(stage: Stage) -> None:
 
 
 def test_mfu_is_that_of_the_products_that_the_device_did(stage: Stage) -> None:
-    answer = whole(stage, "seq2seq", truth={"memory_rate": 1e12, "launch_s": 1e-7}, **TINY_SEQ2SEQ | {"engine": "plain", "amp": False})
+    answer = whole(
+        stage,
+        "seq2seq",
+        truth={"memory_rate": 1e12, "launch_s": 1e-7},
+        **TINY_SEQ2SEQ | {"engine": "plain", "amp": False},
+    )
     (steps,), (run,) = answer["tables"]["steps"], answer["tables"]["run"]
     truth = answer["truth"]
     per_step = truth["flops"] / run["planned_steps"]

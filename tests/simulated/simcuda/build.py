@@ -51,7 +51,15 @@ def _compile(path: Path) -> None:
     torch = Path(found.origin).parent
     include = torch / "include"
     half = path.with_suffix(".half")
-    command = [str(_compiler()), *FLAGS, f"-I{include}", f"-I{include}/torch/csrc/api/include", str(SOURCE), "-o", str(half)]
+    command = [
+        str(_compiler()),
+        *FLAGS,
+        f"-I{include}",
+        f"-I{include}/torch/csrc/api/include",
+        str(SOURCE),
+        "-o",
+        str(half),
+    ]
     subprocess.run([*command, f"-L{torch}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch}/lib"], check=True)
     half.rename(path)
 

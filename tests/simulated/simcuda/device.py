@@ -102,7 +102,9 @@ class Device:
         for tensor in tensors:
             late = self.written_at(tensor) - began
             if late > 1e-12:
-                raise RuntimeError(f"a race: data that another stream writes are used {late:.3g} s before they are there")
+                raise RuntimeError(
+                    f"a race: data that another stream writes are used {late:.3g} s before they are there"
+                )
             if self.coming and any(overlap(span_of(tensor), other) for other in self.coming):
                 raise RuntimeError("a race: data that are being received are used before anybody waits for them")
 
@@ -121,7 +123,9 @@ class Device:
         if packet in flop_registry:
             work = float(flop_registry[packet](*args, **kwargs, out_val=result))
             self.work += work
-        moved = sum(tensor.numel() * tensor.element_size() for tensor in {id(tensor): tensor for tensor in tensors}.values())
+        moved = sum(
+            tensor.numel() * tensor.element_size() for tensor in {id(tensor): tensor for tensor in tensors}.values()
+        )
         first = self.truth.first_s * (packet not in self.seen)
         self.seen.add(packet)
         return first + max(work / self.rate(tensors), moved / self.truth.memory_rate)
@@ -139,7 +143,9 @@ class Device:
 
     def rate(self, tensors: list[torch.Tensor]) -> float:
         """Return the operations per second for factors of this type."""
-        kind = next((str(tensor.dtype).removeprefix("torch.") for tensor in tensors if tensor.is_floating_point()), "float32")
+        kind = next(
+            (str(tensor.dtype).removeprefix("torch.") for tensor in tensors if tensor.is_floating_point()), "float32"
+        )
         if kind == "float32" and torch.backends.cuda.matmul.fp32_precision == "tf32":
             kind = "tf32"
         return self.truth.flops[kind]

@@ -48,7 +48,9 @@ class Exchange(dist.Work):
 class Message(Exchange):
     """What one rank sends to another: when it arrives is known after it was received."""
 
-    def __init__(self, device: Any, tensors: list[torch.Tensor], works: list[dist.Work], began: Any, received: bool) -> None:
+    def __init__(
+        self, device: Any, tensors: list[torch.Tensor], works: list[dist.Work], began: Any, received: bool
+    ) -> None:
         super().__init__(device, float("inf"), tensors)
         self.works, self.began, self.received = works, began, received
         self.own_began = device.queue.done_at()
@@ -132,11 +134,13 @@ def dispatch(device: Any, func: Any, args: Any, kwargs: Any, ours: list[Any]) ->
     device.wrote(made or raws, done)
     where = ours[0].device
     given = {id(tensor.raw): tensor for tensor in ours}
-    out = [given[id(leaf)] if id(leaf) in given else leaf for leaf in made]
+    out = [given.get(id(leaf), leaf) for leaf in made]
     work = Exchange(device, done, out or list(ours), name.startswith("barrier"))
     WORKS.append(work)
     del WORKS[:-1024]
-    return tree_map(lambda leaf: work.boxed() if isinstance(leaf, torch.ScriptObject) else leaf, wrapped(result, ours, where))
+    return tree_map(
+        lambda leaf: work.boxed() if isinstance(leaf, torch.ScriptObject) else leaf, wrapped(result, ours, where)
+    )
 
 
 def tensors_of(argument: Any) -> bool:

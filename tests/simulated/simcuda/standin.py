@@ -14,7 +14,6 @@ import torch.distributed as dist
 from simcuda.device import Device, Memory
 
 
-
 class Stream(torch.Stream):
     def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> torch.Stream:
         return torch.Stream(device=torch.device("cuda", _index(device)))
@@ -91,10 +90,20 @@ def _cuda(device: Device) -> None:
     torch.version.cuda = "13.0"
     torch.backends.cuda.is_built = constant(True)
     torch.backends.cudnn.version = constant(91300)
-    torch._C._set_only_lift_cpu_tensors(True)  # ``torch.tensor(..., device="cuda")`` is lifted before it is moved
+    torch.tensor = lifted(torch.tensor)
     _modules()
     torch.inference_mode = torch.no_grad  # type: ignore[misc, assignment]  # wrappers are no tensors of inference
     torch.Tensor.record_stream = constant(None)  # type: ignore[method-assign]
+
+
+def lifted(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Let ``torch.tensor`` make a tensor of the CPU and then move it, in every thread: so that the device sees it."""
+
+    def tensor(*args: Any, **kwargs: Any) -> torch.Tensor:
+        torch._C._set_only_lift_cpu_tensors(True)
+        return make(*args, **kwargs)
+
+    return tensor
 
 
 def _modules() -> None:
@@ -161,7 +170,9 @@ def nvml(device: Device) -> Any:
     module.nvmlInit = lambda: None
     module.nvmlDeviceGetHandleByIndex = int
     module.nvmlDeviceGetTotalEnergyConsumption = energy_mj
-    module.nvmlDeviceGetPowerUsage = lambda handle: 1e3 * (truth.idle_w if queue.host() >= queue.done_at() else truth.busy_w)
+    module.nvmlDeviceGetPowerUsage = lambda handle: (
+        1e3 * (truth.idle_w if queue.host() >= queue.done_at() else truth.busy_w)
+    )
     module.nvmlDeviceGetTemperature = lambda handle, sensor: 55
     module.nvmlDeviceGetUtilizationRates = lambda handle: types.SimpleNamespace(gpu=100)
     return module

@@ -15,7 +15,12 @@ from simcuda.device import FREE, Device, aten, storage_of
 CPU = torch.device("cpu")
 MOVES = (aten.copy_, aten._to_copy)
 READS = {aten._local_scalar_dense, aten.equal, aten.is_nonzero}  # they return what the host asks for
-SIZED = {aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim}  # the host waits to learn how large the result is
+SIZED = {
+    aten.nonzero,
+    aten.masked_select,
+    aten._unique2,
+    aten.unique_dim,
+}  # the host waits to learn how large the result is
 VIEW_S = 1e-6  # of the host, for what launches nothing
 MIXED = {aten.set_, aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}  # they take indices of the host
 
@@ -24,7 +29,11 @@ class Held:
     """A tensor's claim on its storage, given up with the tensor."""
 
     def __init__(self, raw: torch.Tensor, index: int) -> None:
-        self.storage, self.size, self.memory = storage_of(raw), raw.untyped_storage().nbytes(), Here.device.memory[index]
+        self.storage, self.size, self.memory = (
+            storage_of(raw),
+            raw.untyped_storage().nbytes(),
+            Here.device.memory[index],
+        )
         self.memory.hold(self.storage, self.size)
 
     def __del__(self) -> None:
@@ -135,7 +144,9 @@ def on_one_device(func: Any, leaves: list[Any], ours: list[DeviceTensor]) -> tor
         places |= {str(tensor.device) for tensor in others if tensor.dim()}
     if len(places) > 1:
         found = " and ".join(sorted(places, reverse=True))
-        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {found}! ({func})")
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {found}! ({func})"
+        )
     where = asked or (ours[0].device if ours else torch.device("cuda"))
     return where if where.index is not None else torch.device(where.type, torch.cuda.current_device())
 
