@@ -18,7 +18,7 @@ TINY_SEQ2SEQ: dict[str, Any] = {
     "encoder_layers": 1, "decoder_layers": 1,
 }  # fmt: skip
 # Launches take long and work none: a step then waits only where it has to.
-LAUNCH_BOUND = {"flops": dict.fromkeys(("float32", "bfloat16", "float16", "tf32"), 1e13), "memory_rate": 1e13}
+LAUNCH_BOUND = {"flops": dict.fromkeys(("float64", "float32", "bfloat16", "float16", "tf32"), 1e13), "memory_rate": 1e13}
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +37,10 @@ def losses(answer: dict[str, Any]) -> list[float]:
 
 
 def test_machine(stage: Stage) -> None:
-    small = {"copy_mib": 1, "matmul_sizes": [64], "precisions": ["fp32", "bf16"], "seconds": 0.01, "allreduce_mib": [1]}
+    small = {"copy_mib": 1, "matmul_sizes": [128], "precisions": ["fp32", "bf16"], "seconds": 0.01, "allreduce_mib": [1]}
     tables = whole(stage, "machine", ranks=2, **small)["tables"]
     assert [row["peak_flops"] for row in tables["products"]] == pytest.approx([2 * 2e9, 2 * 8e9], rel=0.01)
-    rates = {row["kind"]: row["gbytes_per_s"] for row in tables["copies"]}
+    rates = {row["kind"]: row.get("any_gbytes_per_s") or row["gbytes_per_s"] for row in tables["copies"]}
     assert rates["device"] == pytest.approx([2 * 3.0] * len(rates["device"]), rel=0.01)
     assert rates["device_to_host"] == pytest.approx([2 * 1.0] * len(rates["device_to_host"]), rel=0.01)
     (row,) = tables["allreduce"]
@@ -125,9 +125,22 @@ def test_a_step_waits_for_the_device_as_often_as_it_may(
 
 @pytest.mark.xfail(strict=True, reason="the peak is read after the matrix products that follow the training")
 def test_device_memory_is_that_of_the_training(stage: Stage) -> None:
-    answer = whole(stage, "seq2seq", **TINY_SEQ2SEQ | {"engine": "plain"})
+    answer = whole(stage, "seq2seq", **TINY_SEQ2SEQ | {"engine": "plain", "amp": False})
     measured = 1e9 * answer["tables"]["run"][0]["device_memory_gb"]
     assert measured == pytest.approx(answer["truth"]["peak_bytes"], rel=0.01)
+
+
+@pytest.mark.xfail(strict=True, reason="energy is that between the first and the last reading within the training")
+def test_energy_is_that_of_the_training(stage: Stage) -> None:
+    answer = whole(stage, "seq2seq", **TINY_SEQ2SEQ | {"engine": "plain"})
+    assert answer["tables"]["run"][0]["energy_j"] == pytest.approx(answer["truth"]["joules"], rel=0.01)
+
+
+def test_throughput_is_all_samples_over_all_time(stage: Stage) -> None:
+    answer = whole(stage, "seq2seq", pause_s=0.1, **TINY_SEQ2SEQ | {"engine": "plain", "samples": 32})
+    (steps,) = answer["tables"]["steps"]
+    (rate,) = (value for name, value in answer["metrics"].items() if name.startswith("train_samples_per_s"))
+    assert rate == pytest.approx(sum(steps["samples"]) / sum(steps["step_s"]), rel=0.01)
 
 
 def test_mfu_is_that_of_the_products_that_the_device_did(stage: Stage) -> None:
@@ -148,14 +161,15 @@ def test_mfu_is_that_of_the_products_that_the_device_did(stage: Stage) -> None:
     ("model", "batch", "length"), [("llama-8b", 1, 128), ("bert-large", 4, 128)], ids=["llama-8b", "bert-large"]
 )
 def test_a_large_model_holds_what_is_estimated(stage: Stage, model: str, batch: int, length: int) -> None:
-    (held,) = stage.values("large_cases:stack", model=model, batch_size=batch, seq_len=length)
+    (held,) = stage.values("large_cases:stack", truth={"memory_bytes": 1 << 40}, model=model, batch_size=batch, seq_len=length)
     assert held["parameters"] == held["estimated_parameters"]
     assert held["places"] == ["cuda:0"]
-    assert held["bytes"] == pytest.approx(held["estimated_bytes"], rel=0.1)
+    # The estimate adds all peaks, as if no freed memory were used again.
+    assert 0.8 * held["estimated_bytes"] < held["bytes"] < 1.02 * held["estimated_bytes"]
 
 
 def test_the_largest_encoder_decoder_holds_what_its_parameters_say(stage: Stage) -> None:
-    (held,) = stage.values("large_cases:encoder_decoder", batch_size=1)
+    (held,) = stage.values("large_cases:encoder_decoder", truth={"memory_bytes": 1 << 40}, batch_size=1)
     assert held["parameters"] == held["estimated_parameters"] > 2.8e9
     assert held["places"] == ["cuda:0"]
     assert held["bytes"] > 16 * held["parameters"]  # weights, gradients and two moments

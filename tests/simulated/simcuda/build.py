@@ -8,6 +8,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -19,6 +20,8 @@ FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-DUSE_C10D_GLOO", "-DUSE_DIST
 
 def unavailable() -> str:
     """Return why no device can be simulated here, '' if one can."""
+    if not sys.platform.startswith("linux"):
+        return "the simulated device is built for Linux alone"
     if not _compiler():
         return "no C++ compiler (g++, or the one that CXX names)"
     if "+cpu" not in importlib.metadata.version("torch"):

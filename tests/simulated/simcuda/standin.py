@@ -41,7 +41,7 @@ def _cuda(device: Device) -> None:
     truth, cuda = device.truth, torch.cuda
     properties = types.SimpleNamespace(
         name="Simulated GPU", total_memory=truth.memory_bytes, major=9, minor=0, multi_processor_count=132, is_integrated=0,
-        gcnArchName="", uuid="00000000-0000-0000-0000-000000000000",
+        gcnArchName="", L2_cache_size=0, uuid="00000000-0000-0000-0000-000000000000",
     )  # fmt: skip
 
     def memory(read: Callable[[Memory], Any]) -> Callable[..., Any]:
@@ -111,11 +111,12 @@ def _modules() -> None:
     apply = torch.nn.Module._apply
 
     def swapping(module: Any, function: Any, recurse: bool = True) -> Any:
+        before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:
             return apply(module, function, recurse)
         finally:
-            torch.__future__.set_swap_module_params_on_conversion(False)
+            torch.__future__.set_swap_module_params_on_conversion(before)
 
     torch.nn.Module._apply = swapping  # type: ignore[method-assign]
 

@@ -4,6 +4,7 @@ What torch does with such a tensor arrives at ``dispatch``; what it makes from n
 fallback for the dispatch key of CUDA, which a build of torch without CUDA leaves free. Nothing depends on the thread.
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -37,14 +38,17 @@ class Held:
         self.memory.hold(self.storage, self.size)
 
     def __del__(self) -> None:
-        if hasattr(self, "memory") and self.storage in self.memory.users and self.memory.drop(self.storage, self.size):
+        if sys.is_finalizing() or not hasattr(self, "memory"):
+            return
+        if self.storage in self.memory.users and self.memory.drop(self.storage, self.size):
             Here.device.written.pop(self.storage, None)
 
 
 class Here:
-    """The device of this process."""
+    """The device of this process. Its data are ``on`` the CPU; on "meta" they are shapes alone, for models too large to run."""
 
     device: Device
+    on = CPU
 
 
 class DeviceTensor(torch.Tensor):
@@ -98,7 +102,7 @@ def raw_of(value: Any) -> Any:
     """Return what stands for an argument on the CPU."""
     if isinstance(value, DeviceTensor):
         return value.raw
-    return CPU if isinstance(value, torch.device) and value.type == "cuda" else value
+    return Here.on if isinstance(value, torch.device) and value.type == "cuda" else value
 
 
 def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
