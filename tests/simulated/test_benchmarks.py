@@ -18,7 +18,10 @@ TINY_SEQ2SEQ: dict[str, Any] = {
     "encoder_layers": 1, "decoder_layers": 1,
 }  # fmt: skip
 # Launches take long and work none: a step then waits only where it has to.
-LAUNCH_BOUND = {"flops": dict.fromkeys(("float64", "float32", "bfloat16", "float16", "tf32"), 1e13), "memory_rate": 1e13}
+LAUNCH_BOUND = {
+    "flops": dict.fromkeys(("float64", "float32", "bfloat16", "float16", "tf32"), 1e13),
+    "memory_rate": 1e13,
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,13 @@ def losses(answer: dict[str, Any]) -> list[float]:
 
 
 def test_machine(stage: Stage) -> None:
-    small = {"copy_mib": 1, "matmul_sizes": [128], "precisions": ["fp32", "bf16"], "seconds": 0.01, "allreduce_mib": [1]}
+    small = {
+        "copy_mib": 1,
+        "matmul_sizes": [128],
+        "precisions": ["fp32", "bf16"],
+        "seconds": 0.01,
+        "allreduce_mib": [1],
+    }
     tables = whole(stage, "machine", ranks=2, **small)["tables"]
     assert [row["peak_flops"] for row in tables["products"]] == pytest.approx([2 * 2e9, 2 * 8e9], rel=0.01)
     rates = {row["kind"]: row.get("any_gbytes_per_s") or row["gbytes_per_s"] for row in tables["copies"]}
@@ -85,6 +94,21 @@ def test_seq2seq_finds_the_batch_at_which_the_memory_is_full(stage: Stage) -> No
     fitting, others = ([row["batch"] for row in tried if row["fits"] is fits] for fits in (True, False))
     assert max(fitting) < min(others) <= max(fitting) * 1.25
     assert all("out of memory" in str(row["why"]) for row in tried if not row["fits"])
+
+
+def test_members_of_parity_agree_with_the_cpu(stage: Stage) -> None:
+    small = {
+        "lengths": [8],
+        "batch_sizes": [2],
+        "dev_questions": 0,
+        "train_steps": 2,
+        "train_length": 16,
+        "latency_runs": 3,
+    }
+    tables = whole(stage, "parity", members=["exact", "native", "bf16"], **small)["tables"]
+    assert {row["member"]: row["status"] for row in tables["members"]} == dict.fromkeys(
+        ("exact", "native", "bf16"), "ok"
+    )
 
 
 def test_collectives(stage: Stage) -> None:
@@ -161,7 +185,9 @@ def test_mfu_is_that_of_the_products_that_the_device_did(stage: Stage) -> None:
     ("model", "batch", "length"), [("llama-8b", 1, 128), ("bert-large", 4, 128)], ids=["llama-8b", "bert-large"]
 )
 def test_a_large_model_holds_what_is_estimated(stage: Stage, model: str, batch: int, length: int) -> None:
-    (held,) = stage.values("large_cases:stack", truth={"memory_bytes": 1 << 40}, model=model, batch_size=batch, seq_len=length)
+    (held,) = stage.values(
+        "large_cases:stack", truth={"memory_bytes": 1 << 40}, model=model, batch_size=batch, seq_len=length
+    )
     assert held["parameters"] == held["estimated_parameters"]
     assert held["places"] == ["cuda:0"]
     # The estimate adds all peaks, as if no freed memory were used again.
