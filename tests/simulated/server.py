@@ -118,7 +118,8 @@ def answer(request: dict[str, Any]) -> list[dict[str, Any]]:
         answers = []
         for number in range(request["ranks"]):
             path = folder / f"answer{number}.json"
-            log = (folder / f"log{number}").read_text(errors="replace")[-2000:]
+            log = (folder / f"log{number}").read_text(errors="replace")
+            log = f"{log[:1000]} ... {log[-1000:]}"
             lost = {"error": "no answer: it crashed, hung, or was ended with a peer", "trace": log}
             answers.append(json.loads(path.read_text()) if path.exists() else lost)
         return answers

@@ -133,7 +133,11 @@ def _exchange() -> None:
     def of_objects(group: Any = None) -> str:
         return "cuda" if dist.get_backend(group) == "nccl" else str(device_of_objects(group))
 
-    c10d.BackendConfig, c10d._get_object_coll_device = over_gloo, of_objects
+    def unbound(*args: Any, device_id: Any = None, **kwargs: Any) -> None:
+        init(*args, **kwargs)  # groups of a bound device are split by NCCL, which gloo cannot
+
+    init = dist.init_process_group
+    c10d.BackendConfig, c10d._get_object_coll_device, dist.init_process_group = over_gloo, of_objects, unbound
 
 
 def _clock(device: Device) -> None:
