@@ -14,6 +14,7 @@ import transformers
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.benchmarks.machine import run as machine
+from benchlib.benchmarks.parallel import measure as parallel
 from benchlib.benchmarks.parity import run as parity
 from benchlib.benchmarks.squad import balance
 from benchlib.benchmarks.squad import run as squad
@@ -29,7 +30,8 @@ from benchlib.workloads import encoders, training
 
 def shrink() -> None:
     """Leave out what a virtual device never ends: products that a CPU is slow at, and the host's own copies, which take no
-    virtual time. Children start without the device: their work is done here, and none is asked which devices there are."""
+    virtual time. Children start without the device: their work is done here, and none is asked which devices there are. The profiler
+    sees the host alone."""
     peaks.default_sizes = lambda where: (128,)
     peaks.LEAST_DEVICE_COPY = 1 << 20
     copies = machine.copy_rates
@@ -37,6 +39,8 @@ def shrink() -> None:
     balance.CALIBRATION_S = 0.01
     child.run = here
     parity._require = lambda config: None
+    profile = parallel.profile
+    parallel.profile = lambda activities, **more: profile(activities=activities[:1], **more)
 
 
 def here(work: Any, *args: Any, timeout_s: float, tell: Any, log: Any = None) -> child.Ended:

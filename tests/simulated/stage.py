@@ -35,9 +35,10 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self.process.stdin
+        assert self.process.stdin and self.process.stdout
         self.process.stdin.close()
         self.process.wait()
+        self.process.stdout.close()
 
     def answers(
         self, function: str, ranks: int = 1, change: Change | None = None, device: bool = True, truth: Any = None,

@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 from simcuda.device import Device, Memory
 
+MOST_SLEEP_S = 0.02  # really: whoever looks again and again for what another process does sleeps no longer
+
 
 class Stream(torch.Stream):
     def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> torch.Stream:
@@ -155,7 +157,7 @@ def _clock(device: Device) -> None:
             really_sleep(seconds)
             return
         queue.host_works(seconds)
-        really_sleep(0)
+        really_sleep(min(seconds, MOST_SLEEP_S))
 
     time.perf_counter, time.monotonic, time.sleep = now, now, sleep
     time.time = lambda: began + now()
