@@ -135,12 +135,15 @@ def dispatch(device: Any, func: Any, args: Any, kwargs: Any, ours: list[Any]) ->
     where = ours[0].device
     given = {id(tensor.raw): tensor for tensor in ours}
     out = [given.get(id(leaf), leaf) for leaf in made]
-    work = Exchange(device, done, out or list(ours), name.startswith("barrier"))
+    work = boxed(Exchange(device, done, out or list(ours), name.startswith("barrier")))
+    return tree_map(lambda leaf: work if isinstance(leaf, torch.ScriptObject) else leaf, wrapped(result, ours, where))
+
+
+def boxed(work: dist.Work) -> Any:
+    """Return a work as C++ hands it on."""
     WORKS.append(work)
     del WORKS[:-1024]
-    return tree_map(
-        lambda leaf: work.boxed() if isinstance(leaf, torch.ScriptObject) else leaf, wrapped(result, ours, where)
-    )
+    return work.boxed()
 
 
 def tensors_of(argument: Any) -> bool:
@@ -156,7 +159,4 @@ def message(device: Any, func: Any, args: Any, kwargs: Any, group: Any, raws: An
     device.queue.host_works(device.truth.launch_s)
     if received:
         device.coming.extend(map(span_of, raws))
-    work = Message(device, raws, works, own, received)
-    WORKS.append(work)
-    del WORKS[:-1024]
-    return work.boxed()
+    return boxed(Message(device, raws, works, own, received))
