@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Jupyter refuses root without this; in a container there is often no other user.
 ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: quick nightly weekend baseline report lab explorer test pytest lint setup system
+.PHONY: quick nightly weekend baseline report lab explorer test pytest lint setup simulated system
 
 setup: $(SETUP)
 
@@ -58,6 +58,11 @@ test: $(TESTS)
 # Three tests at a time, see conftest.py; `make test ARGS='-n 0 tests/unit'` runs some of them, one at a time.
 pytest: $(TESTS)
 	$(BIN)/python -m pytest -n 3 --nbval --nbval-current-env $(ARGS)
+
+# Whole benchmarks on a simulated CUDA device, and every synchronisation removed in turn: four minutes and more.
+simulated: $(TESTS)
+	BENCHLIB_SIMULATED=1 $(BIN)/python -m pytest -n 2 tests/simulated $(ARGS)
+	$(BIN)/python scripts/remove_synchronisations.py
 
 # As root: the Debian packages of the tests that join two hosts by a cable, and of the one that runs a job through SLURM.
 # Without them those tests are SKIPPED.

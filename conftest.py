@@ -37,10 +37,10 @@ if (
 ):  # `make test &` in a script: programs under test would not hear Ctrl+C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # What workers begin with, and the files that take longer than half a minute, the longest first.
-KINDS = ("tests/dist", "notebooks", "tests/notebooks", "tests/unit")
+KINDS = ("tests/dist", "notebooks", "tests/notebooks", "tests/simulated", "tests/unit")
 LONG = ["test_faults", "test_restart", "test_training", "test_parity", "test_collectives", "test_parallel"]
 LONG += ["test_child", "test_agents", "test_two_hosts", "test_missing_numbers", "test_executors"]
-LONG += ["test_foreign_servers", "test_charts", "test_inference", "test_run"]
+LONG += ["test_instruments", "test_foreign_servers", "test_charts", "test_inference", "test_run"]
 LONG += ["30_parallel", "40_parity", "31_unlike_nodes", "20_collectives"]
 gc.disable()  # until all modules are imported, see pytest_runtestloop
 _outputs = tempfile.mkdtemp(prefix="benchlib-test-outputs-")
