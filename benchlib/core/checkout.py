@@ -7,7 +7,7 @@ from pathlib import Path
 from benchlib.core.files import PACKAGE
 from benchlib.core.text import shortened
 
-PARTS = ("benchlib", "notebooks", "params")  # what decides how a run measures and what it computes
+PARTS = ("benchlib", "params")  # what decides how a run measures and what it computes; a run holds its own notebook
 GIT_S = 10.0  # for one question to git
 NAMED = 3  # changed files that are named
 
