@@ -526,7 +526,9 @@ def test_p102_kernels_are_chosen_and_compared(recorded, program):
     assert kernels["sdpa_math"].endswith(": math") and kernels["sdpa_flash"].endswith(": flash")
     assert kernels["eager"] == "matrix products and softmax"
     exact = row(run.result.tables["members"], member="sdpa_math")["executor"]["switches"]
-    assert exact["backends.cuda.matmul.fp32_precision"] == "ieee" and exact["sdpa"]["math"] and not exact["sdpa"]["flash"]
+    assert (
+        exact["backends.cuda.matmul.fp32_precision"] == "ieee" and exact["sdpa"]["math"] and not exact["sdpa"]["flash"]
+    )
     guide = (ROOT / "docs" / "attention.md").read_text()
     (why,) = (part for part in guide.split("\n\n") if part.startswith("**ROCm.**"))
     assert "AOTriton" in why and "`exact`" in why

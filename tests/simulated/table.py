@@ -88,12 +88,12 @@ def _timed(before: str, after: str = "") -> tuple[str, str]:
 
 REMOVALS = [
     Removal(
-        "runtime/devices.py", "torch.get_device_module(where).synchronize()", "pass", "products", often=True
+        "runtime/devices.py", "torch.get_device_module(where).synchronize(where)", "pass", "products", often=True
     ),
     Removal(
         "runtime/devices.py", "torch.get_device_module(where).reset_peak_memory_stats(where)", "pass", "memory", often=True
     ),
-    Removal("runtime/queued.py", "self._stream.wait_event(self._ready)", "pass", "queued", often=True),
+    Removal("runtime/queued.py", "self._stream.wait_event(self._ready)", "pass", "queued"),
     Removal("runtime/queued.py", "if not self._done.wait(limit_s):", "if False:", "queued", often=True),
     Removal(
         "runtime/queued.py", "self._ended.wait()  # lets", "pass  # lets", "queued", often=True

@@ -68,8 +68,8 @@ def test_jupyterlab_is_run_by_make():
 
 
 def test_pytest_and_nbval_run_the_tests():
-    (line,) = (line for line in recipes() if "-m pytest" in line)
-    assert {"--nbval", "--nbval-current-env"} <= set(line.split())
+    lines = [line.split() for line in recipes() if "-m pytest" in line]
+    assert any({"--nbval", "--nbval-current-env"} <= set(words) for words in lines)
     assert "pytest" in imports_of(home() / "tests")
 
 
