@@ -234,7 +234,8 @@ def _speedups(table: Table, row: Row) -> Iterator[SpeedUp]:
     rates = [sole] if sole else []
     alone = [best] if sole and (best := _one_device(table, row, sole)) else []
     shares = [row.ranks * share for _, share in table.of("efficiency", row) if row.ranks > 1]
-    yield from (next(_ratios(stated, rates, row, alone), SpeedUp(stated=stated)) for stated in shares)
+    for stated in shares:  # without rates beside it an efficiency is judged as such
+        yield from itertools.islice(_ratios(stated, rates, row, alone), 1)
     for column, stated in table.of("speed-up", row):
         marked = table.baselines(row) if stated != 1 else []
         near = marked + list(table.rows[max(0, row.place - 1) : row.place]) if marked else []
