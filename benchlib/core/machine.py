@@ -127,6 +127,12 @@ def cpu_model() -> str:
     return next(names, "") or platform.processor() or platform.machine()
 
 
+def is_virtual(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Tell whether a hypervisor is below: other guests then share caches, memory and clocks, and no sensor here sees them."""
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return any("hypervisor" in line.split() for line in lines if line.startswith("flags"))
+
+
 def versions() -> dict[str, str]:
     """Return the versions of benchlib, Python and the packages that are installed, without importing them."""
     installed = {"benchlib": benchlib.__version__, "python": platform.python_version()}
@@ -162,6 +168,7 @@ def describe(probe: dict[str, Any] | None = None) -> dict[str, Any]:
             "usable_cores": usable_cores(),
             "logical_cores": os.cpu_count(),
             "numa_nodes": numa_nodes(),
+            "virtual": is_virtual(),
         },
         "memory_bytes": memory.total,
         "memory_available_bytes": memory.available,

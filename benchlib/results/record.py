@@ -275,7 +275,8 @@ def load(folder: Path | str, whole: bool = True, verdict: Verdict | None = None)
         if whole and record.complete:
             with contextlib.suppress(Exception):  # a foreign result breaks it in many ways: its verdict says so
                 others = others_share(path, record.machine, built)
-                record.others, record.sensed = others or 0.0, others is not None
+                hidden = bool(record.machine.get("cpu", {}).get("virtual"))  # other guests, whom no sensor here sees
+                record.others, record.sensed = others or 0.0, others is not None and not hidden
                 record.limits = limits_of(Run(path))
     return record
 

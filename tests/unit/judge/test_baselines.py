@@ -10,6 +10,7 @@ from benchlib.config import schema
 from benchlib.config.schema import build, parse_overrides, save_config
 from benchlib.core.errors import UserError
 from benchlib.core.files import PACKAGE, write_json
+from benchlib.core.machine import is_virtual
 from benchlib.judge import baselines
 from benchlib.judge.checks import Verdict, save_verdict
 from benchlib.judge.regression import LEVEL, RegressionLimit, save_repeats
@@ -82,6 +83,18 @@ def test_a_single_accepted_run_decides_less_where_others_take_the_processors(mak
     baselines.accept(old, "first", LIMITS)
     check = checks_of(new)["rate"]
     assert check.status == status and source in check.source
+
+
+def test_a_virtual_machine_does_not_see_who_slows_it(make_run, tmp_path):
+    run = watched(make_run("guest", rate=100.0), 190.0, 0.0)
+    assert load(run.path).sensed
+    machine = json.loads((run.path / "machine.json").read_text())
+    machine["cpu"]["virtual"] = True
+    (run.path / "machine.json").write_text(json.dumps(machine))
+    assert not load(run.path).sensed
+    for flags, virtual in (("fpu vme hypervisor", True), ("fpu vme", False)):
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+        assert is_virtual(tmp_path / "cpuinfo") is virtual
 
 
 def test_accept_find_and_compare(make_run, root):
