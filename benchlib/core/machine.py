@@ -80,28 +80,33 @@ def usable_cores() -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """Yield the CPU quotas in cores of this process's control group and of those above it, in either version of cgroups.
+    """Yield the CPU quotas in cores of this process's control groups, in either version of cgroups."""
+    for folder in _groups(""):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no quota
+            limit, period = (folder / "cpu.max").read_text().split()
+            yield int(limit) / int(period)
+    for folder in _groups("cpu"):
+        with contextlib.suppress(OSError, ValueError):
+            limit, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            if int(limit) > 0:  # -1: no quota
+                yield int(limit) / int(period)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Yield the folder of this process's control group and of those above it; ``controller`` is one of version 1, '' stands for version 2.
 
     A container may see its own group as the root, whatever name the kernel gives (cgroup_namespaces(7)); so the root counts, too.
     """
-    own = dict[str, str]()  # the group by controllers; '' are those of version 2
+    own = dict[str, str]()  # the group by controllers
     with contextlib.suppress(OSError):
         for line in OWN_GROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             own |= dict.fromkeys(controllers.split(","), path)
-    for mount, controller in ((CGROUPS, ""), (CGROUPS / "cpu", "cpu"), (CGROUPS / "cpu,cpuacct", "cpu")):
-        names = [name for name in own.get(controller, "").split("/") if name]
-        depths = (
-            range(len(names) + 1) if ".." not in names else range(1)
-        )  # what is above a namespace's root is not shown
-        for folder in (mount.joinpath(*names[:depth]) for depth in depths):
-            with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no quota
-                if controller:
-                    limit, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-                else:
-                    limit, period = (folder / "cpu.max").read_text().split()
-                if int(limit) > 0:  # version 1 writes -1 for none
-                    yield int(limit) / int(period)
+    names = [name for name in own.get(controller, "").split("/") if name]
+    deepest = 0 if ".." in names else len(names)  # what is above a namespace's root is not shown
+    mounts = [CGROUPS / mount for mount in ("cpu", "cpu,cpuacct")] if controller == "cpu" else [CGROUPS / controller]
+    for mount in mounts:
+        yield from (mount.joinpath(*names[:depth]) for depth in range(deepest + 1))
 
 
 def numa_nodes() -> int:
@@ -146,10 +151,13 @@ def memory_bytes() -> int:
     """Return the memory that this machine has, or that its container may take."""
     import psutil  # here: the help of the command line imports the backends
 
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.exists() else "max"
-    total = int(psutil.virtual_memory().total)
-    return total if text == "max" else min(total, int(text))
+    limits = [int(psutil.virtual_memory().total)]
+    files = [folder / "memory.max" for folder in _groups("")]
+    files += [folder / "memory.limit_in_bytes" for folder in _groups("memory")]
+    for path in files:
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
+            limits.append(int(path.read_text()))
+    return min(limits)
 
 
 def describe(probe: dict[str, Any] | None = None) -> dict[str, Any]:

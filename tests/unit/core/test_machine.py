@@ -1,8 +1,25 @@
-"""The cores that a container may use, in folders made as the kernel shows them (cgroups(7))."""
+"""The cores and the memory that a container may use, in folders made as the kernel shows them (cgroups(7))."""
 
+import psutil
 import pytest
 
 from benchlib.core import machine
+
+
+@pytest.fixture
+def contained(tmp_path, monkeypatch):
+    """Make the control groups of a process: their file in /proc, and the files of the groups by name."""
+
+    def make(groups, files):
+        for name, text in files.items():
+            path = tmp_path / "cgroup" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        (tmp_path / "own").write_text(groups)
+        monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroup")
+        monkeypatch.setattr(machine, "OWN_GROUPS", tmp_path / "own")
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -23,13 +40,21 @@ from benchlib.core import machine
         ("0::/../../outside\n", {"cpu.max": "50000 100000\n"}, 1),
     ],
 )
-def test_usable_cores_are_cut_by_every_quota_above_the_process(tmp_path, monkeypatch, groups, files, cores):
-    for name, text in files.items():
-        path = tmp_path / "cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (tmp_path / "own").write_text(groups)
-    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(machine, "OWN_GROUPS", tmp_path / "own")
+def test_usable_cores_are_cut_by_every_quota_above_the_process(contained, monkeypatch, groups, files, cores):
+    contained(groups, files)
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert machine.usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "there"),
+    [
+        ("0::/\n", {"memory.max": "max\n"}, None),
+        ("0::/pod/box\n", {"pod/memory.max": "1048576\n", "pod/box/memory.max": "max\n"}, 2**20),
+        ("5:memory:/job\n", {"memory/job/memory.limit_in_bytes": "2097152\n"}, 2**21),
+        ("5:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+    ],
+)
+def test_memory_is_cut_by_every_limit_above_the_process(contained, groups, files, there):
+    contained(groups, files)
+    assert machine.memory_bytes() == (there or psutil.virtual_memory().total)
