@@ -54,9 +54,8 @@ def _count(model: Any, samples: int, length: int) -> int:
     """Return the FLOPs of a forward and a backward pass, with attention in products that the counter sees."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in model.buffers()}
     shared |= {id(weight): torch.nn.Parameter(weight.detach(), weight.requires_grad) for weight in model.parameters()}
-    own = copy.deepcopy(
-        model, shared
-    ).eval()  # with the same numbers: some architectures change themselves when texts are short
+    # A copy with the same numbers: some architectures change themselves when texts are short.
+    own = copy.deepcopy(model, shared).eval()
     ids = torch.full((samples, length), SOME_TOKEN)
     if isinstance(end := getattr(model.config, "sep_token_id", None), int):
         ids[:, 1:4] = end  # Longformer looks for three, and attends from what comes before to all tokens

@@ -18,7 +18,7 @@ def command(file: Path) -> None:
     inspection = inspect(read_text(file), str(file))
     counts = sorted(inspection.operations.items(), key=lambda item: (-item[1], item[0]))
     show_table(({"operation": kind, "count": f"{count:,}"} for kind, count in counts), right=("count",))
-    say(f"dots         {_text(inspection.dot_flops, 'FLOPs')}")
+    say(f"dots         {_text(inspection.dot_flops, 'FLOPs')}; those of other operations are not counted")
     say(f"arguments    {_text(inspection.argument_bytes, 'bytes')}")
     say(f"results      {_text(inspection.result_bytes, 'bytes')}")
     say(f"temporaries  {_text(inspection.temporary_bytes, 'bytes')}")
