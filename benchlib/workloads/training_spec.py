@@ -301,7 +301,7 @@ def recorded(events: Sequence[Event]) -> Tables:
 
 def charts(run: Table) -> list[Chart]:
     fell = "The smoothed loss goes from {loss_first} to {loss_final}"
-    held = "Rank {rank} holds {resident_gb} at its peak"
+    held = "Rank {rank} holds {resident_gb} at most by the end of the training"
     no_step, no_parts = "No training step was recorded.", "No parts of a step were recorded."
     seconds, none = "seconds since the launch", "No memory reading was recorded."
     rate, parts = counted_steps["samples_per_s"], [by_rank[name] for name in PARTS_S.split()]
